@@ -38,11 +38,9 @@ const MAY_NOT_USE: [&str; 13] = [
     "std::io",
 ];
 
-/// Plain values of the library, which is the log and its database.
-const OF_THE_LIBRARY: [&str; 2] = ["pillarbox::database::Incarnation", "pillarbox::log::Tenant"];
-
-/// Says how the columns of a row become a value.
-const ROWS: &str = "sqlx::FromRow";
+/// Plain values of the library, which is the log and its database, and sqlx's derives, which decode the columns of a row.
+const ALSO_ALLOWED: [&str; 4] =
+    ["pillarbox::database::Incarnation", "pillarbox::log::Tenant", "sqlx::FromRow", "sqlx::Type"];
 
 const PRINTING: [&str; 5] = ["print", "println", "eprint", "eprintln", "dbg"];
 
@@ -53,7 +51,7 @@ pub(crate) fn impure_code(text: &str) -> Vec<String> {
     for path in paths(text) {
         let root = path.split("::").next().unwrap();
         let is_refused = |refused: &&str| path == **refused || path.starts_with(&format!("{refused}::"));
-        if !MAY_USE.contains(&root) && !OF_THE_LIBRARY.contains(&path.as_str()) && path != ROWS {
+        if !MAY_USE.contains(&root) && !ALSO_ALLOWED.contains(&path.as_str()) {
             violations.push(format!("a domain must not use `{root}` (`{path}`)"));
         } else if MAY_NOT_USE.iter().any(is_refused) || path == "std::*" || path == "std::time::*" {
             violations.push(format!("a domain must not use `{path}`"));
@@ -84,6 +82,8 @@ mod samples {
             use serde::Serialize;
             use pillarbox::log::Tenant;
             use super::Event;
+            #[derive(Debug, sqlx::FromRow)]
+            pub struct Stored { pub id: i64 }
             #[derive(Debug, thiserror::Error)]
             #[error(\"std::fs in a string\")]
             pub struct Refused;

@@ -2,8 +2,8 @@
 //! while a query runs wait for the next one. So every request is answered by a query that started after it arrived, and
 //! a popular event costs one small query at a time.
 //!
-//! A batch belongs to many callers, so it uses the share of none: it has a connection of its own, on which one batch runs at a
-//! time. Whoever occupies the pool delays no batch.
+//! A batch belongs to many callers, so it uses the share of none: it has a dedicated connection, on which one batch runs at a
+//! time. A caller that occupies the pool delays no batch.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::cache::{Cache, CacheEntry, CacheKey};
 use crate::domain::Event;
 use crate::store::event::{self as store, Outline};
-use crate::store::generation;
+use crate::store::generation::{self, Generations};
 use crate::view::EventView;
 
 const EVENT_TTL: Duration = Duration::from_secs(300);
@@ -36,7 +36,7 @@ pub(crate) enum FoundEvent {
     Public { version: ShownVersion, body: Bytes },
 }
 
-/// What a representation of an event was made from. A version is assigned again after a failover that has lost it, but
+/// The state of an event from which a representation was made. A version is assigned again after a failover that has lost it, but
 /// not at the same microsecond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ShownVersion {
@@ -106,7 +106,7 @@ impl EventReader {
     async fn read_on(&self, db: &mut PgConnection, items: &[Uuid]) -> sqlx::Result<HashMap<Uuid, FoundEvent>> {
         let ids: Vec<Uuid> = items.iter().copied().collect::<HashSet<_>>().into_iter().collect();
         let outlines = store::outlines(db, &ids).await?;
-        let (hidden, public): (Vec<_>, Vec<_>) = outlines.into_iter().partition(|outline| !outline.is_public);
+        let (hidden, public): (Vec<_>, Vec<_>) = outlines.into_iter().partition(|outline| !outline.is_public());
         let keys: Vec<CacheKey> = public.iter().map(|event| ShownVersion::from(event).cache_key(event.id)).collect();
         let entries = self.cache.get_all(&keys).await;
         let (mut found, mut missing) = (HashMap::new(), hidden.iter().map(|event| event.id).collect::<Vec<_>>());
@@ -135,7 +135,7 @@ impl EventReader {
     }
 
     /// Returns the event and its cache entry. The tag comes from the same row as the body, so an entry of an event that
-    /// has changed meanwhile is never found.
+    /// has changed since is never found.
     fn serialize(&self, event: Event) -> (FoundEvent, Option<(CacheKey, Arc<CacheEntry>)>) {
         if !event.is_public() {
             return (FoundEvent::Hidden(Box::new(event)), None);
@@ -156,7 +156,7 @@ impl GenerationReader {
         GenerationReader(db.dedicated_connection())
     }
 
-    async fn read(&self) -> sqlx::Result<(i64, i64)> {
+    async fn read(&self) -> sqlx::Result<Generations> {
         let mut connection = self.0.acquire().await?;
         let found = generation::current(connection.connection()).await;
         connection.release(&found).await;
@@ -166,12 +166,12 @@ impl GenerationReader {
 
 impl BatchHandler for GenerationReader {
     type Item = ();
-    type Output = (i64, i64);
+    type Output = Generations;
     type Error = sqlx::Error;
 
     const COALESCES: bool = true;
 
-    async fn run(&self, items: &[()]) -> Result<Vec<(i64, i64)>, BatchError<sqlx::Error>> {
+    async fn run(&self, items: &[()]) -> Result<Vec<Generations>, BatchError<sqlx::Error>> {
         let found = match self.read().await {
             Ok(found) => found,
             // The connection may have been closed while idle; the retry opens another one.

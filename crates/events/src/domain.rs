@@ -114,11 +114,13 @@ impl From<Status> for EventStatus {
 }
 
 /// The fields that the owner sets.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Details {
     pub(crate) title: String,
     pub(crate) description: String,
+    #[sqlx(flatten, try_from = "CityColumns")]
     pub(crate) city: Name,
+    #[sqlx(flatten, try_from = "CategoryColumns")]
     pub(crate) category: Name,
     pub(crate) start_time: DateTime<Utc>,
     pub(crate) end_time: DateTime<Utc>,
@@ -136,11 +138,37 @@ pub(crate) struct Name {
     pub(crate) normalized: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(sqlx::FromRow)]
+struct CityColumns {
+    city: String,
+    city_norm: String,
+}
+
+impl From<CityColumns> for Name {
+    fn from(CityColumns { city, city_norm }: CityColumns) -> Name {
+        Name { spelled: city, normalized: city_norm }
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct CategoryColumns {
+    category: String,
+    category_norm: String,
+}
+
+impl From<CategoryColumns> for Name {
+    fn from(CategoryColumns { category, category_norm }: CategoryColumns) -> Name {
+        Name { spelled: category, normalized: category_norm }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Event {
     pub(crate) id: Uuid,
     pub(crate) owner_id: Uuid,
+    #[sqlx(flatten)]
     pub(crate) details: Details,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: Status,
     pub(crate) active_participants: i32,
     pub(crate) count_version: i64,
@@ -219,16 +247,45 @@ impl Event {
 }
 
 /// One entry of an event's status history.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct StatusChange {
     pub(crate) event_id: Uuid,
     pub(crate) version: i64,
     /// None for the creation of the event.
+    #[sqlx(rename = "from_status", try_from = "NullableText<'a>")]
     pub(crate) from: Option<Status>,
+    #[sqlx(rename = "to_status", try_from = "&'a str")]
     pub(crate) to: Status,
+    #[sqlx(flatten, try_from = "PrincipalColumns")]
     pub(crate) by: Principal,
     pub(crate) reason: Option<String>,
     pub(crate) at: DateTime<Utc>,
+}
+
+/// A text column that can be null.
+#[derive(sqlx::Type)]
+#[sqlx(transparent)]
+struct NullableText<'a>(Option<&'a str>);
+
+impl TryFrom<NullableText<'_>> for Option<Status> {
+    type Error = strum::ParseError;
+
+    fn try_from(text: NullableText<'_>) -> Result<Option<Status>, strum::ParseError> {
+        text.0.map(str::parse).transpose()
+    }
+}
+
+#[derive(sqlx::FromRow)]
+struct PrincipalColumns {
+    changed_by: Uuid,
+    by_key: bool,
+}
+
+impl From<PrincipalColumns> for Principal {
+    fn from(columns: PrincipalColumns) -> Principal {
+        let id = columns.changed_by;
+        if columns.by_key { Principal::Key(id) } else { Principal::User(id) }
+    }
 }
 
 pub(crate) fn is_public(status: Status, published_at: Option<DateTime<Utc>>) -> bool {
@@ -249,7 +306,7 @@ pub struct ReconcileOptions {
 }
 
 /// The progress of a run of the reconciliation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub struct Progress {
     /// The number of parts; None until all of them are posted.
     pub parts: Option<i32>,

@@ -107,9 +107,10 @@ impl Fields {
         if let (Some(start), Some(end)) = (start_time, end_time)
             && end <= start
         {
-            let (pointer, detail) = match end_is_given {
-                true => ("/end_time", "must be after start_time"),
-                false => ("/start_time", "must be before end_time"),
+            let (pointer, detail) = if end_is_given {
+                ("/end_time", "must be after start_time")
+            } else {
+                ("/start_time", "must be before end_time")
             };
             errors.push(FieldError::body(pointer, detail));
         }
@@ -155,19 +156,21 @@ fn line(text: &str, chars_max: usize) -> Result<String, FieldErrors> {
 fn name(text: &str, chars_max: usize) -> Result<Name, FieldErrors> {
     let spelled = line(text, chars_max)?;
     let normalized = normalized(&spelled);
-    match normalized.is_empty() {
-        true => Err(error("must contain at least one letter or digit")),
-        false => Ok(Name { spelled, normalized }),
+    if normalized.is_empty() {
+        Err(error("must contain at least one letter or digit"))
+    } else {
+        Ok(Name { spelled, normalized })
     }
 }
 
 fn description(text: String) -> Result<String, FieldErrors> {
     let is_forbidden = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\r' | '\t');
-    match text.chars().count() <= DESCRIPTION_CHARS_MAX && !text.chars().any(is_forbidden) {
-        true => Ok(text),
-        false => Err(error(format!(
+    if text.chars().count() <= DESCRIPTION_CHARS_MAX && !text.chars().any(is_forbidden) {
+        Ok(text)
+    } else {
+        Err(error(format!(
             "must have at most {DESCRIPTION_CHARS_MAX} characters and no control characters except line breaks and tabs"
-        ))),
+        )))
     }
 }
 

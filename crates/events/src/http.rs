@@ -66,7 +66,7 @@ impl FromRequestParts<Arc<Events>> for OwnerOrAdmin {
 }
 
 /// Adds `ETag` and, for a new event, `Location`. Both are derived from the body, so the stored response of a repeated
-/// request gets them too.
+/// request also gets them.
 fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     #[derive(Deserialize)]
     struct Body {

@@ -66,7 +66,7 @@ impl CountMessages {
     ) -> Result<(), HandlerError> {
         let mut newest: BTreeMap<Uuid, Count> = BTreeMap::new();
         for message in messages {
-            // `join.#` matches this topic too; the other consumer handles it.
+            // `join.#` also matches this topic, which the other consumer handles.
             if message.topic == joins::COUNTED {
                 continue;
             }

@@ -117,9 +117,10 @@ impl Service for Events {
     type Settings = EventsSettings;
 
     fn check(settings: &EventsSettings) -> Result<(), InvalidSetting> {
-        match (1..=86_400).contains(&settings.trending_seconds) {
-            true => Ok(()),
-            false => Err(InvalidSetting::new("events.trending_seconds", "must be a number from 1 to 86400")),
+        if (1..=86_400).contains(&settings.trending_seconds) {
+            Ok(())
+        } else {
+            Err(InvalidSetting::new("events.trending_seconds", "must be a number from 1 to 86400"))
         }
     }
 

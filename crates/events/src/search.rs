@@ -5,7 +5,7 @@
 /// The shortest last word whose longer forms are found.
 const PREFIX_CHARS_MIN: usize = 2;
 
-/// The last word of a search whose longer forms are found, too.
+/// The last word of a search, whose longer forms are also found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Prefix<'a> {
     /// Letters and digits only, so that it contains no operator of a search.

@@ -21,7 +21,7 @@ const COMMON: &str = "12345678 123456789 1234567890 12345678910 0123456789 12312
     pakistan123 india123 america1 london123 russia123 00000000 000000000 0000000000 11111111 111111111 1111111111 22222222 \
     33333333 44444444 55555555 66666666 77777777 88888888 88888888 99999999 999999999 aaaaaaaa xxxxxxxx";
 
-/// Whether the password, in lower case, is one of the first that anybody tries.
+/// Whether the password, in lower case, is one of the first that an attacker tries.
 pub(crate) fn is_common(password: &str) -> bool {
     let mut letters = password.chars();
     let first = letters.next();

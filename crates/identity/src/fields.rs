@@ -110,7 +110,7 @@ pub(crate) fn new_password(text: &Secret<String>, email: &str, name: &str) -> Re
     Ok(password)
 }
 
-/// Normalises and checks a name. It is part of e-mails, also to addresses that somebody else has registered, so it must not
+/// Normalises and checks a name. It is part of e-mails, also of those to addresses that another user has registered, so it must not
 /// be a link, nor change how the rest of the text looks.
 pub(crate) fn name(text: &str) -> Result<String, FieldErrors> {
     check_name(text, NAME_CHARS_MAX).map_err(error)?;
@@ -122,9 +122,10 @@ pub(crate) fn locale(text: String) -> Result<String, FieldErrors> {
     let language = parts.next().unwrap_or_default();
     let is_language = (2..=3).contains(&language.len()) && language.bytes().all(|byte| byte.is_ascii_alphabetic());
     let is_part = |part: &str| (2..=8).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    match is_language && parts.clone().count() <= 3 && parts.all(is_part) {
-        true => Ok(text),
-        false => Err(error("must be the tag of a language, such as en or pt-BR")),
+    if is_language && parts.clone().count() <= 3 && parts.all(is_part) {
+        Ok(text)
+    } else {
+        Err(error("must be the tag of a language, such as en or pt-BR"))
     }
 }
 

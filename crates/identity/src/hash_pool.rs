@@ -1,7 +1,7 @@
-//! The hashes of passwords: Argon2id on threads of their own.
+//! The hashes of passwords: Argon2id on dedicated threads.
 //!
 //! A hash occupies a core and much memory for tens of milliseconds, so it must not run on a thread that serves requests. It runs
-//! on a [`WorkPool`], in which the networks of the clients take turns. What waits is bounded in total, for each network, and for
+//! on a [`WorkPool`], in which the networks of the clients take turns. The number of waiting hashes is bounded in total, for each network, and for
 //! each account, wherever the requests for it come from: above that, requests are refused at once.
 
 use std::cell::RefCell;
@@ -320,10 +320,7 @@ mod tests {
                 }
                 std::task::Poll::Pending => true,
             });
-            match all.is_empty() {
-                true => std::task::Poll::Ready(std::mem::take(&mut done)),
-                false => std::task::Poll::Pending,
-            }
+            if all.is_empty() { std::task::Poll::Ready(std::mem::take(&mut done)) } else { std::task::Poll::Pending }
         })
         .await
     }
@@ -343,7 +340,7 @@ mod tests {
     async fn its_threads_have_the_lowest_priority() {
         let pool = HashPool::start(params(1), 1, 10).unwrap();
         pool.hash(caller(0, 0), secret("correct horse")).await.unwrap();
-        // Other tests of this process start pools, too, whose threads may not have set theirs yet.
+        // Other tests of this process also start pools, whose threads may not have set theirs yet.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {
             let values = nice_values();

@@ -1,4 +1,4 @@
-//! The HTTP API, under `/identity/v1`. What concerns an account requires a [`Member`]; registration, sign-in and requests
+//! The HTTP API, under `/identity/v1`. A request about an account requires a [`Member`]; registration, sign-in and requests
 //! for e-mails require no caller.
 
 mod account;
@@ -17,15 +17,17 @@ use axum::http::request::Parts;
 use http::header::USER_AGENT;
 use http_kit::auth::{Caller, Operator};
 use http_kit::client_address::ClientAddress;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
 use http_kit::openapi::{self, RouteProblem};
 use http_kit::problem::Problem;
+use service::idempotency::{Effect, StoreResponse, run_once};
 use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Identity;
 use crate::domain::{Account, Role};
 use crate::error::Error;
-use crate::flow::{ClientInfo, session};
+use crate::flow::{ClientInfo, EndedSessions, Tx, session};
 
 /// The description of the header `Idempotency-Key` in the OpenAPI document.
 const IDEMPOTENCY_KEY: &str = "A repeated request with the same key has no further effect and gets the same response";
@@ -148,6 +150,24 @@ impl FromRequestParts<Arc<Identity>> for CurrentOperator {
         }
         Ok(CurrentOperator(caller))
     }
+}
+
+/// Runs an effect that may end sessions, once for each `Idempotency-Key`. This process refuses the tokens of those sessions after
+/// the commit.
+async fn run_ending_sessions<F>(
+    identity: &Identity,
+    request: Option<&RequestIdentity>,
+    store: StoreResponse,
+    effect: F,
+) -> Result<StoredResponse, Problem>
+where
+    F: for<'t> FnOnce(&'t mut Tx<'_>, EndedSessions) -> Effect<'t> + Send,
+{
+    let ended = EndedSessions::default();
+    let ends = ended.clone();
+    let response = run_once(&identity.db, request, store, |tx| effect(tx, ends)).await?;
+    ended.apply(&identity.tokens);
+    Ok(response)
 }
 
 impl FromRequestParts<Arc<Identity>> for ClientInfo {

@@ -28,7 +28,7 @@ impl NewToken {
     }
 }
 
-/// Returns the digest under which a token is stored; None if the text is no token at all.
+/// Returns the digest under which a token is stored; None if the text is not a token.
 pub(crate) fn token_digest(token: &Secret<String>) -> Option<[u8; 32]> {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let text = token.reveal();

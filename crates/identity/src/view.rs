@@ -14,7 +14,7 @@ use crate::domain::{Account, Role, SessionView, Status, Subscription};
 pub(crate) struct Accepted {
     /// `accepted`
     status: &'static str,
-    /// What to do next.
+    /// The next step for the user.
     detail: &'static str,
 }
 
@@ -84,7 +84,7 @@ impl From<Account> for AccountView {
 #[schema(as = Session)]
 pub(crate) struct SessionItem {
     id: Uuid,
-    /// What the client called itself when it signed in.
+    /// The name that the client gave itself when it signed in.
     #[serde(skip_serializing_if = "Option::is_none")]
     user_agent: Option<String>,
     created_at: DateTime<Utc>,
@@ -139,7 +139,7 @@ impl From<Subscription> for SubscriptionView {
     }
 }
 
-/// What a program needs to verify our tokens: a part of OpenID Connect Discovery. There are no other endpoints of OpenID
+/// The information with which a program verifies our tokens: a part of OpenID Connect Discovery. There are no other endpoints of OpenID
 /// Connect.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct OpenIdConfiguration {

@@ -22,7 +22,7 @@ pub(crate) async fn delete_expired(db: &Database, digests: &DigestKey, unverifie
     let now = time::now(&mut *db.acquire().await?).await?;
     let rows = expiry::delete(&mut *db.acquire().await?, now, BATCH).await?;
     let networks = expiry::delete_networks(&mut *db.acquire().await?, now - NETWORK_TIME, BATCH).await?;
-    let accounts = flow::account::erase_unverified(db, digests, (now - unverified, now), ACCOUNTS).await?;
+    let accounts = flow::account::erase_unverified(db, digests, now - unverified, now, ACCOUNTS).await?;
     let is_full = rows.max(networks) >= BATCH as u64 || accounts >= ACCOUNTS as usize;
     Ok(if is_full { Round::Busy } else { Round::Idle })
 }

@@ -7,15 +7,20 @@
 
 use std::sync::Arc;
 
-use http_kit::idempotency::StoredResponse;
+use http::StatusCode;
+use http_kit::idempotency::{RequestIdentity, StoredResponse};
 use http_kit::problem::Problem;
-use pillarbox::database::Database;
+use pillarbox::database::{Database, is_data_error};
 use runtime::batch::{Batcher, Limits};
 use runtime::clock::Clock;
-use service::batched_writes::BatchedWriteHandler;
+use service::batched_writes::{BatchedWrite, BatchedWriteHandler, Decision, WriteError};
+use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::flow::commands::{CommandRequest, RequestedCommands};
+use crate::domain::{Command, Outcome, Refused};
+use crate::error::Error;
+use crate::flow::command_batch::CommandBatch;
+use crate::view::{BanView, RegistrationView};
 
 /// Command batchers per process.
 const BATCHERS: usize = 4;
@@ -50,5 +55,83 @@ impl CommandBatchers {
     fn of_event(&self, event_id: Uuid) -> &CommandBatcher {
         // The low bytes of a UUID are random in every version.
         &self.0[(event_id.as_u128() % self.0.len() as u128) as usize]
+    }
+}
+
+/// A command of an HTTP request, and the identity by which a repeated request is recognized.
+#[derive(Debug)]
+pub(crate) struct CommandRequest {
+    pub(crate) command: Command,
+    pub(crate) identity: RequestIdentity,
+}
+
+/// Executes the commands of HTTP requests, many in one transaction. Each request has its effect once; a repeated
+/// request gets the stored response of the first.
+struct RequestedCommands {
+    clock: Clock,
+}
+
+impl BatchedWrite for RequestedCommands {
+    type Request = CommandRequest;
+    type State = CommandBatch;
+
+    fn identity(request: &CommandRequest) -> Option<&RequestIdentity> {
+        Some(&request.identity)
+    }
+
+    async fn load(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        requests: &[CommandRequest],
+    ) -> Result<CommandBatch, WriteError> {
+        let mut batch = CommandBatch::load(tx, &self.clock, requests.iter().map(|request| &request.command)).await?;
+        batch.run_due_sweep();
+        Ok(batch)
+    }
+
+    fn decide(&self, batch: &mut CommandBatch, request: &CommandRequest) -> Decision {
+        let outcome = batch.apply(&request.command);
+        let is_temporary = outcome.as_ref().is_err_and(Refused::is_temporary);
+        let response = outcome.map(response_of).map_err(Problem::from);
+        // A repeat of a request that failed for a temporary reason may succeed.
+        if is_temporary { Decision::NotStored(response) } else { Decision::Stored(response) }
+    }
+
+    async fn save(
+        &self,
+        tx: &mut Transaction<'_, Postgres>,
+        batch: CommandBatch,
+        _: &[&CommandRequest],
+    ) -> Result<(), WriteError> {
+        batch.save(tx).await.map_err(save_error)
+    }
+
+    fn committed(&self, requests: &[CommandRequest], _: &[&CommandRequest]) {
+        metrics::counter!("pillarbox_joins_commands_total").increment(requests.len() as u64);
+        metrics::histogram!("pillarbox_joins_batch_size").record(requests.len() as f64);
+    }
+}
+
+/// A data error is caused by one of the commands; any other error concerns the whole batch.
+fn save_error(error: Error) -> WriteError {
+    if matches!(&error, Error::Database(cause) if is_data_error(cause)) {
+        WriteError::Request(error.into())
+    } else {
+        WriteError::Batch(error.into())
+    }
+}
+
+fn response_of(outcome: Outcome) -> StoredResponse {
+    match outcome {
+        Outcome::Joined(registration, position) => {
+            StoredResponse::json(StatusCode::CREATED, &RegistrationView::new(registration, position.map(i64::from)))
+        }
+        Outcome::AlreadyJoined(registration) | Outcome::Canceled(registration) | Outcome::Kicked(registration) => {
+            StoredResponse::json(StatusCode::OK, &RegistrationView::new(registration, None))
+        }
+        Outcome::Banned(ban) => StoredResponse::json(StatusCode::OK, &BanView::from(ban)),
+        Outcome::Unbanned | Outcome::EventUpdated(_) | Outcome::Recounted(_) | Outcome::Swept => {
+            StoredResponse::empty(StatusCode::NO_CONTENT)
+        }
     }
 }

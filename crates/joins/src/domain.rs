@@ -24,14 +24,16 @@ pub(crate) use self::command::{Actor, Command, CommandKind, EventUpdate, Outcome
 pub(crate) use self::reconciliation::KnownEvent;
 pub(crate) use self::registrations::{Changes, EventRegistrations, LoadedRegistrations};
 
-/// The capacity of a canceled event: nobody can join.
+/// The capacity of a canceled event, which accepts no joins.
 pub(crate) const CLOSED: i32 = -1;
 
 /// An event as last reported by the events service, and its counts.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Event {
+    #[sqlx(rename = "event_id")]
     pub(crate) id: Uuid,
     pub(crate) owner_id: Uuid,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: EventStatus,
     /// 0 means unlimited; [`CLOSED`] if the event is canceled.
     pub(crate) capacity: i32,
@@ -39,20 +41,63 @@ pub(crate) struct Event {
     pub(crate) end_time: DateTime<Utc>,
     /// The version of the last update that was applied.
     pub(crate) event_version: i64,
+    #[sqlx(flatten, try_from = "StoredCount")]
     pub(crate) counts: Count,
     pub(crate) next_seq: i64,
     /// When the next sweep is due; None if there is nothing to sweep.
     pub(crate) sweep_at: Option<DateTime<Utc>>,
     /// The trace of the last update that was applied. A sweep that follows from the update belongs to the same trace.
+    #[sqlx(try_from = "NullableText<'a>")]
     pub(crate) update_trace: Option<TraceContext>,
 }
 
+/// The columns of the counts that are stored with an event.
+#[derive(sqlx::FromRow)]
+struct StoredCount {
+    active_count: i32,
+    waitlist_count: i32,
+    version: i64,
+}
+
+impl From<StoredCount> for Count {
+    fn from(stored: StoredCount) -> Count {
+        Count { active: stored.active_count, waitlisted: stored.waitlist_count, version: stored.version }
+    }
+}
+
+/// A text column that can be null.
+#[derive(sqlx::Type)]
+#[sqlx(transparent)]
+struct NullableText<'a>(Option<&'a str>);
+
+impl From<NullableText<'_>> for Option<TraceContext> {
+    fn from(text: NullableText<'_>) -> Option<TraceContext> {
+        text.0.and_then(|text| text.parse().ok())
+    }
+}
+
+impl TryFrom<NullableText<'_>> for Option<JoinStatus> {
+    type Error = strum::ParseError;
+
+    fn try_from(text: NullableText<'_>) -> Result<Option<JoinStatus>, strum::ParseError> {
+        text.0.map(str::parse).transpose()
+    }
+}
+
+/// The numbers of active and waitlisted registrations of an event, counted from the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct RowCounts {
+    pub(crate) active: i32,
+    pub(crate) waitlisted: i32,
+}
+
 /// One user's registration for one event.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Registration {
     pub(crate) id: Uuid,
     pub(crate) event_id: Uuid,
     pub(crate) user_id: Uuid,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: JoinStatus,
     pub(crate) seq: i64,
     pub(crate) created_at: DateTime<Utc>,
@@ -63,7 +108,7 @@ pub(crate) struct Registration {
     pub(crate) activated_at: Option<DateTime<Utc>>,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct Ban {
     pub(crate) id: Uuid,
     pub(crate) event_id: Uuid,
@@ -113,31 +158,45 @@ pub(crate) struct HistoryEntry {
 }
 
 /// An entry of the history as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct StoredEntry {
     pub(crate) event_id: Uuid,
     /// The version of the event's counts after the change.
     pub(crate) version: i64,
     /// None for a correction of the counts.
     pub(crate) user_id: Option<Uuid>,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) action: HistoryAction,
     pub(crate) seq: Option<i64>,
+    #[sqlx(rename = "from_status", try_from = "NullableText<'a>")]
     pub(crate) from: Option<JoinStatus>,
+    #[sqlx(rename = "to_status", try_from = "NullableText<'a>")]
     pub(crate) to: Option<JoinStatus>,
     /// The text of an [`Actor`].
+    #[sqlx(rename = "by")]
     pub(crate) actor: String,
     pub(crate) reason: Option<String>,
     pub(crate) at: DateTime<Utc>,
 }
 
 /// A registration as its user sees it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct RegistrationOfUser {
+    #[sqlx(flatten)]
     pub(crate) registration: Registration,
     /// The number of waitlisted registrations ahead of it, if it is waitlisted and the number was asked for.
     pub(crate) ahead: Option<i64>,
     /// Why the user was removed, if the registration is rejected and the moderator gave a reason.
     pub(crate) reason: Option<String>,
+}
+
+/// A waitlisted registration as the organizer sees it.
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
+pub(crate) struct WaitlistEntry {
+    #[sqlx(flatten)]
+    pub(crate) registration: Registration,
+    /// The number of waitlisted registrations ahead of it; None if there are too many to be counted.
+    pub(crate) ahead: Option<i64>,
 }
 
 impl Event {
@@ -181,9 +240,10 @@ impl Event {
             EventStatus::Published => waitlisted > 0 && self.has_free_seat(),
             EventStatus::Draft => false,
         };
-        match is_due {
-            true => self.sweep_at.filter(|at| *at <= now).or(Some(now)),
-            false => Some(self.end_time).filter(|end| *end > now && self.status != EventStatus::Canceled),
+        if is_due {
+            self.sweep_at.filter(|at| *at <= now).or(Some(now))
+        } else {
+            Some(self.end_time).filter(|end| *end > now && self.status != EventStatus::Canceled)
         }
     }
 }

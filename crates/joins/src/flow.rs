@@ -2,7 +2,6 @@
 //! joins the handler's transaction.
 
 pub(crate) mod command_batch;
-pub(crate) mod commands;
 pub(crate) mod queries;
 pub(crate) mod reconcile;
 pub(crate) mod sweep;

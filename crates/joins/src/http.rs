@@ -18,9 +18,9 @@ use utoipa_axum::router::OpenApiRouter;
 use uuid::Uuid;
 
 use crate::Joins;
+use crate::command_batcher::CommandRequest;
 use crate::domain::{Actor, CommandKind, Event};
 use crate::flow::command_batch::new_command;
-use crate::flow::commands::CommandRequest;
 use crate::flow::queries;
 
 /// The description of the header `Idempotency-Key` in the OpenAPI document.

@@ -10,7 +10,7 @@ use sqlx::{Postgres, Transaction};
 
 use crate::domain::{Actor, CommandKind, EventUpdate};
 use crate::flow;
-use crate::flow::command_batch::new_command;
+use crate::flow::command_batch::{execute, new_command};
 
 /// One consumer, which applies the updates of events and takes part in reconciliation.
 pub(crate) fn subscriptions(clock: &Clock) -> Vec<Subscription> {
@@ -56,7 +56,7 @@ impl Handler for EventMessages {
                     let event: EventChanged = serde_json::from_str(payload)?;
                     let kind = CommandKind::UpdateEvent { update: EventUpdate::from(&event) };
                     let command = new_command(event.event_id, Actor::Events, kind);
-                    flow::commands::execute(tx, &self.clock, &[command]).await?;
+                    execute(tx, &self.clock, &[command]).await?;
                 }
             }
             Ok(())

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::domain::{
     Actor, Ban, CLOSED, Changes, Command, CommandKind, Event, EventRegistrations, EventUpdate, HistoryAction,
-    HistoryEntry, LoadedRegistrations, Outcome, Registration, ReportedCount,
+    HistoryEntry, LoadedRegistrations, Outcome, Registration, ReportedCount, RowCounts,
 };
 
 const USERS: u128 = 8;
@@ -283,7 +283,10 @@ fn a_partly_loaded_waitlist_is_promoted_late_but_in_order() {
 fn a_sweep_corrects_counts_that_contradict_the_rows() {
     let mut wrong = Event { status: EventStatus::Canceled, capacity: CLOSED, sweep_at: Some(start()), ..event() };
     wrong.counts = Count { active: 3, waitlisted: 1, version: 4 };
-    let loaded = LoadedRegistrations { row_counts: Some((0, 0)), ..LoadedRegistrations::default() };
+    let loaded = LoadedRegistrations {
+        row_counts: Some(RowCounts { active: 0, waitlisted: 0 }),
+        ..LoadedRegistrations::default()
+    };
     let mut registrations = EventRegistrations::new(wrong, loaded);
     registrations.apply(&command(CommandKind::Sweep), start()).unwrap();
     let changes = registrations.into_changes();
@@ -296,9 +299,12 @@ fn a_sweep_corrects_counts_that_contradict_the_rows() {
 
 #[test]
 fn a_recount_publishes_counts_above_the_reported_version() {
-    let recounted = |reported: (i32, i64), row_counts: (i32, i32)| {
+    let recounted = |reported: (i32, i64), (active, waitlisted): (i32, i32)| {
         let counts = Count { active: 2, waitlisted: 0, version: 8 };
-        let loaded = LoadedRegistrations { row_counts: Some(row_counts), ..LoadedRegistrations::default() };
+        let loaded = LoadedRegistrations {
+            row_counts: Some(RowCounts { active, waitlisted }),
+            ..LoadedRegistrations::default()
+        };
         let mut registrations = EventRegistrations::new(Event { counts, ..event() }, loaded);
         let reported = ReportedCount { active: reported.0, version: reported.1 };
         registrations.apply(&command(CommandKind::Recount { reported }), start()).unwrap();

@@ -10,8 +10,5 @@ use crate::flow;
 /// Sweeps one step of one due event in one transaction. The event is then scheduled behind all other due events, so
 /// that a large event does not delay the others.
 pub(crate) async fn sweep(db: &Database, clock: &Clock) -> Result<Round, Error> {
-    match flow::sweep::sweep_next(db, clock).await? {
-        true => Ok(Round::Busy),
-        false => Ok(Round::Idle),
-    }
+    if flow::sweep::sweep_next(db, clock).await? { Ok(Round::Busy) } else { Ok(Round::Idle) }
 }

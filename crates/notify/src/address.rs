@@ -8,7 +8,7 @@ const BYTES_MAX: usize = 254;
 
 /// The address is invalid. The text does not quote it: addresses are personal data.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the recipient is no valid e-mail address")]
+#[error("the recipient is not a valid e-mail address")]
 pub(crate) struct InvalidAddress;
 
 /// Parses an address without a display name. The domain becomes lower-case ASCII (`bücher.example` is

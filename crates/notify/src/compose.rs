@@ -7,7 +7,7 @@ use lettre::message::{Mailbox, MultiPart};
 use runtime::secret::digest;
 use uuid::Uuid;
 
-use crate::address;
+use crate::address::{self, InvalidAddress};
 use crate::domain::ClaimedMail;
 
 /// Who sends all e-mails.
@@ -35,10 +35,19 @@ pub(crate) fn fixed_headers(unsubscribe: Option<&str>) -> Vec<(&'static str, Str
     headers
 }
 
+/// Why an e-mail can never be sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ComposeError {
+    #[error(transparent)]
+    Recipient(#[from] InvalidAddress),
+    #[error(transparent)]
+    Message(#[from] lettre::error::Error),
+}
+
 impl Sender {
-    /// Composes an e-mail. Fails with the reason if it can never be sent.
-    pub(crate) fn compose(&self, mail: &ClaimedMail) -> Result<Composed, String> {
-        let recipient = address::parse(&mail.recipient).map_err(|error| error.to_string())?;
+    /// Composes an e-mail. Fails if it can never be sent.
+    pub(crate) fn compose(&self, mail: &ClaimedMail) -> Result<Composed, ComposeError> {
+        let recipient = address::parse(&mail.recipient)?;
         let message_id = self.message_id(mail.message_id, &mail.recipient);
         let mut builder = Message::builder()
             .from(self.from.clone())
@@ -54,7 +63,7 @@ impl Sender {
             builder = builder.reply_to(reply_to.clone());
         }
         let parts = MultiPart::alternative_plain_html(mail.text.clone(), mail.html.clone());
-        let message = builder.multipart(parts).map_err(|error| error.to_string())?;
+        let message = builder.multipart(parts)?;
         Ok(Composed { envelope: message.envelope().clone(), bytes: message.formatted() })
     }
 

@@ -179,10 +179,7 @@ proptest! {
         let due = planned[0].1.unwrap_or(at);
         prop_assert!(due >= collected_until && due - collected_until < TimeDelta::hours(50), "{due}");
         let local = due.with_timezone(&quiet.time_zone).time();
-        let is_quiet = match from < until {
-            true => quiet.from <= local && local < quiet.until,
-            false => from != until && (quiet.from <= local || local < quiet.until),
-        };
+        let is_quiet = if from < until { quiet.from <= local && local < quiet.until } else { from != until && (quiet.from <= local || local < quiet.until) };
         prop_assert!(!is_quiet, "{local}");
         // Once it is due it is not postponed again.
         prop_assert_eq!(quiet.end_after(due), None);
@@ -196,10 +193,7 @@ proptest! {
         let quiet = QuietHours { time_zone: chrono_tz::Tz::UTC, from: minutes(from), until: minutes(until) };
         let at = DateTime::from_timestamp(at, 0).unwrap();
         let local = at.time();
-        let is_quiet = match from < until {
-            true => quiet.from <= local && local < quiet.until,
-            false => from != until && (quiet.from <= local || local < quiet.until),
-        };
+        let is_quiet = if from < until { quiet.from <= local && local < quiet.until } else { from != until && (quiet.from <= local || local < quiet.until) };
         prop_assert_eq!(quiet.end_after(at).is_some(), is_quiet);
     }
 }

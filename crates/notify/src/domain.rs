@@ -99,7 +99,7 @@ pub(crate) struct Content {
 }
 
 /// An e-mail that this process has claimed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct ClaimedMail {
     pub(crate) id: i64,
     pub(crate) claim: Uuid,
@@ -111,6 +111,7 @@ pub(crate) struct ClaimedMail {
     pub(crate) html: String,
     pub(crate) unsubscribe: Option<String>,
     /// The attempts so far.
+    #[sqlx(try_from = "i32")]
     pub(crate) attempts: u32,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) give_up_at: DateTime<Utc>,
@@ -137,7 +138,7 @@ pub(crate) enum Attempt {
 /// Why the server cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ServerFailure {
-    /// For the log and for readiness, which everybody can read: nothing of a reply but its codes.
+    /// For the log and for readiness, which are public: nothing of a reply but its codes.
     pub(crate) summary: String,
     /// For operators: with the text of the reply, which may contain addresses.
     pub(crate) detail: String,
@@ -150,7 +151,7 @@ impl ServerFailure {
     }
 }
 
-/// What is saved about an e-mail after an attempt.
+/// The state of an e-mail that is saved after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AttemptResult {
     pub(crate) id: i64,
@@ -168,7 +169,7 @@ impl ClaimedMail {
         self.expires_at.is_some_and(|expires_at| expires_at <= self.now)
     }
 
-    /// What follows from an attempt. `random` is uniform in 0..=1.
+    /// The result of an attempt. `random` is uniform in 0..=1.
     pub(crate) fn after(&self, attempt: Attempt, backoff: Backoff, random: f64) -> AttemptResult {
         let result = AttemptResult {
             id: self.id,

@@ -7,7 +7,7 @@ use http_kit::problem::{FieldError, Problem};
 use pillarbox::log::PostError;
 
 use crate::address::InvalidAddress;
-use crate::flow::preferences::PREFERENCES_MAX;
+use crate::domain::delivery_rules::PREFERENCES_MAX;
 use crate::templates::RenderError;
 
 /// The reason why a request failed.
@@ -34,7 +34,7 @@ pub(crate) enum Error {
     UnfitEvent(String),
     #[error("there is no such aggregate type")]
     TypeNotFound,
-    #[error("the aggregate type has recipients: remove them first, then nobody misses its events")]
+    #[error("the aggregate type has recipients: remove them first, so that none of them misses its events")]
     TypeInUse,
     #[error("fields are not valid")]
     Invalid(Vec<FieldError>),
@@ -48,7 +48,7 @@ pub(crate) enum Error {
     AnnouncementNotGivenUp,
     #[error("there is no such notification in this inbox (any more)")]
     InboxItemNotFound,
-    #[error("this event type has no rules of its own: the defaults apply")]
+    #[error("no rules were set for this event type: the defaults apply")]
     EventTypeNotFound,
     #[error("{0} is critical and cannot be muted: remove it from the request, or mute other event types")]
     CriticalEventType(String),
@@ -111,7 +111,7 @@ pub(crate) enum DeliveryError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error(
-        "the payload is no request for an e-mail: it needs idempotency_key, and data with to, template, variables (a map of \
+        "the payload is not a request for an e-mail: it needs idempotency_key, and data with to, template, variables (a map of \
          texts) and locale"
     )]
     NoRequest,
@@ -132,11 +132,11 @@ pub(crate) enum RequestError {
 pub(crate) enum EventError {
     #[error("the business event has no number as aggregate_id")]
     NoAggregate,
-    #[error("the payload is no change of a registration")]
+    #[error("the payload is not a change of a registration")]
     NoRegistration,
-    #[error("the payload is no change of an event")]
+    #[error("the payload is not a change of an event")]
     NoEvent,
-    #[error("the payload is no contact of an account")]
+    #[error("the payload is not a contact of an account")]
     NoContact,
     #[error("the payload of a notification cannot be encoded")]
     Payload(#[from] serde_json::Error),
@@ -151,7 +151,7 @@ pub(crate) enum SendingError {
     Server(String),
     #[error("e-mails are queued, and no mail server is configured: set smtp_url, as when they were queued")]
     NoServer,
-    #[error("e-mails are queued, and nobody sends them while mail.shadow is set")]
+    #[error("e-mails are queued, and no process sends them while mail.shadow is set")]
     Shadow,
     #[error("the database failed: {0}")]
     Database(#[from] sqlx::Error),

@@ -78,8 +78,8 @@ const PROBLEMS: &[RouteProblem] = &[
     ("PUT /notify/v1/preferences", 409, "too-many-preferences", "a user may have at most 500 preferences"),
     ("PATCH /notify/v1/preferences", 409, "event-type-critical", "a critical event type cannot be muted"),
     ("PATCH /notify/v1/preferences", 409, "too-many-preferences", "a user may have at most 500 preferences"),
-    ("GET /notify/v1/event-types/{name}", 404, "event-type-not-found", "the event type has no rules of its own"),
-    ("DELETE /notify/v1/event-types/{name}", 404, "event-type-not-found", "the event type has no rules of its own"),
+    ("GET /notify/v1/event-types/{name}", 404, "event-type-not-found", "no rules were set for the event type"),
+    ("DELETE /notify/v1/event-types/{name}", 404, "event-type-not-found", "no rules were set for the event type"),
     ("GET /notify/v1/unsubscribe", 404, "unsubscribe-link-invalid", "the link is not valid"),
     ("POST /notify/v1/unsubscribe", 404, "unsubscribe-link-invalid", "the link is not valid"),
     ("POST /notify/v1/unsubscribe", 409, "event-type-critical", "a critical event type cannot be muted"),
@@ -135,19 +135,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Reader {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Reader, Problem> {
         let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        match (caller.is_operator(), caller.user_id()) {
-            (true, _) => Ok(Reader { user: None }),
-            (false, Some(user)) => Ok(Reader { user: Some(user) }),
-            (false, None) => Err(Problem::forbidden("only users and operators may do this: use a user's token")),
+        let user = caller.user_id().filter(|_| !caller.is_operator());
+        if user.is_none() && !caller.is_operator() {
+            return Err(Problem::forbidden("only users and operators may do this: use a user's token"));
         }
+        Ok(Reader { user })
     }
 }
 
 async fn of_main<S: Send + Sync>(parts: &mut Parts, state: &S, role: Role) -> Result<(), Problem> {
     let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
     caller.require(role)?;
-    match caller.tenant == Tenant::main() {
-        true => Ok(()),
-        false => Err(Problem::forbidden("this request requires a caller of the tenant main")),
+    if caller.tenant == Tenant::main() {
+        Ok(())
+    } else {
+        Err(Problem::forbidden("this request requires a caller of the tenant main"))
     }
 }

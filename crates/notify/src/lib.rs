@@ -1,13 +1,13 @@
-//! Notify: tells people what concerns them. Its mail part sends the e-mails that other services request.
+//! Notify: notifies people of what concerns them. Its mail part sends the e-mails that other services request.
 //!
-//! Owns the schema `pillarbox_notify`: e-mails, notifications, recipients, contacts, what people want to hear of, and the ids of
+//! Owns the schema `pillarbox_notify`: e-mails, notifications, recipients, contacts, preferences, and the ids of
 //! deleted accounts. Publishes business events for other applications (`POST /notify/v1/events`), and consumes them: one
 //! listener for each aggregate type turns them into notifications (`notify.restaurant` and so on). Consumes
 //! `account.contact_changed` of identity (`notify.contacts`), the changes of events (`notify.events`) and of registrations
-//! (`notify.people`), of which the people concerned hear. Posts hub events `notification.<event type>`.
+//! (`notify.people`), and notifies the users of them. Posts hub events `notification.<event type>`.
 //!
 //! Consumes `email.#` of the sources `identity` and `notify` (consumer `notify.mail`): each
-//! [`contracts::email::EmailRequested`] is rendered and recorded in the transaction of the inbox. The sender, a worker in
+//! [`contracts::email::EmailRequested`] is rendered and recorded in the transaction of its handler. The sender, a worker in
 //! processes with the role `dispatch`, sends what is recorded. Consumes `account.deleted` of identity (consumer
 //! `notify.accounts`), deletes every e-mail of the user, and blanks the requests for them in its log.
 //!
@@ -29,8 +29,8 @@ mod delivery_rules_test;
 mod domain;
 mod error;
 mod flow;
+mod handlers;
 mod http;
-mod inbox;
 mod notification_templates;
 mod settings;
 mod smtp;
@@ -62,10 +62,10 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 
 pub use crate::domain::delivery_rules::Channel;
-pub use crate::flow::operator::{GivenUp, given_up, retry_dead_mails, retry_dead_notifications};
+pub use crate::flow::operator::{given_up, retry_dead_mails, retry_dead_notifications};
 pub use crate::settings::{MailSettings, NotifySettings, Settings, Starttls};
-pub use crate::store::DeadMails;
 pub use crate::store::notifications::DeadNotifications;
+pub use crate::store::{DeadMails, GivenUp};
 pub use crate::view::BulkRetry;
 
 use crate::compose::Sender;
@@ -87,9 +87,9 @@ pub const MIGRATIONS: SchemaMigrations =
 
 /// The longest time until the sender finds an e-mail that is due and that another process has recorded.
 const SENDER_PAUSE: Duration = Duration::from_millis(500);
-/// Time between two checks for e-mails that nobody sends.
+/// Time between two checks for e-mails that no process sends.
 const OVERDUE_PAUSE: Duration = Duration::from_secs(5);
-/// The longest time until participants hear of a change of their event.
+/// The longest time until participants are notified of a change of their event.
 const ANNOUNCEMENT_PAUSE: Duration = Duration::from_secs(1);
 /// The longest time until a notification that is due is delivered.
 const DELIVERY_PAUSE: Duration = Duration::from_millis(500);
@@ -120,11 +120,11 @@ impl Service for Notify {
     const DESCRIPTION: &'static str = "E-mails and notifications. API keys of the tenant `main` post business events and manage recipients; operators \
          manage aggregate types and see e-mails.";
     const WORK: &'static [(Role, &'static str)] = &[
-        (Role::Consume, inbox::MAIL_CONSUMER),
-        (Role::Consume, inbox::ACCOUNTS_CONSUMER),
-        (Role::Consume, inbox::CONTACTS_CONSUMER),
-        (Role::Consume, inbox::EVENTS_CONSUMER),
-        (Role::Consume, inbox::REGISTRATIONS_CONSUMER),
+        (Role::Consume, handlers::MAIL_CONSUMER),
+        (Role::Consume, handlers::ACCOUNTS_CONSUMER),
+        (Role::Consume, handlers::CONTACTS_CONSUMER),
+        (Role::Consume, handlers::EVENTS_CONSUMER),
+        (Role::Consume, handlers::REGISTRATIONS_CONSUMER),
     ];
     const METRICS: &'static [MetricHelp] = &[
         ("pillarbox_mail_sent_total", "E-mails that the mail server has accepted."),
@@ -160,10 +160,10 @@ impl Service for Notify {
         let templates = Templates::load(mail.templates_dir.as_deref())
             .map_err(|error| InvalidSetting::new("mail.templates_dir", error))?;
         let outgoing = outgoing(context, mail)?;
-        let status = match (mail.shadow, &outgoing) {
-            (true, _) => Status::Shadowed,
-            (false, Some(_)) => Status::Queued,
-            (false, None) => Status::Captured,
+        let status = match &outgoing {
+            _ if mail.shadow => Status::Shadowed,
+            Some(_) => Status::Queued,
+            None => Status::Captured,
         };
         let retry_time = TimeDelta::hours(i64::from(mail.retry_hours));
         let streams = Arc::new(InboxStreams::new(context.db.clone()));
@@ -192,13 +192,13 @@ impl Service for Notify {
     }
 
     fn subscriptions(&self) -> Vec<Subscription> {
-        inbox::subscriptions(&self.recorder, &self.policy, &self.wakes)
+        handlers::subscriptions(&self.recorder, &self.policy, &self.wakes)
     }
 
     fn added_subscriptions<'a>(&'a self, db: &'a Database) -> AddedSubscriptions<'a> {
         Box::pin(async move {
             let types = aggregate_types(&mut *db.acquire().await?).await?;
-            Ok(types.into_iter().map(|one| inbox::listener(one, &self.policy, &self.wakes)).collect())
+            Ok(types.into_iter().map(|one| handlers::listener(one, &self.policy, &self.wakes)).collect())
         })
     }
 
@@ -239,7 +239,7 @@ impl Service for Notify {
 }
 
 impl Notify {
-    /// Without a mail server, nobody sends the e-mails that were queued when there was one.
+    /// Without a mail server, no process sends the e-mails that were queued when there was one.
     fn watch_overdue(&self, runtime: &Runtime) {
         let worker = runtime.worker("notify.sender".to_owned(), OVERDUE_PAUSE);
         let (db, is_shadow) = (runtime.db().clone(), self.settings.mail.shadow);

@@ -1,6 +1,6 @@
 //! The texts of notifications: a template for an event type, or a default that shows the type and the fields of the payload.
 //!
-//! The files are beside those of e-mails: `notification.<event type, dots as _>.<locale>.subject`, `.txt` and `.html`. The
+//! The files are next to those of e-mails: `notification.<event type, dots as _>.<locale>.subject`, `.txt` and `.html`. The
 //! default is `notification`, and `notification_digest` puts many notifications into one e-mail. In-app, the subject is the
 //! title, and the plain text the text.
 //!
@@ -92,7 +92,8 @@ pub(crate) fn render(templates: &Templates, event: &BusinessEvent, reader: Reade
 pub(crate) fn render_in_app(
     templates: &Templates,
     event: &BusinessEvent,
-    (name, locale): (&str, &str),
+    name: &str,
+    locale: &str,
 ) -> (String, String) {
     let reader = Reader { name, locale, channel: Channel::InApp, unsubscribe_link: "" };
     let rendered =
@@ -294,7 +295,7 @@ mod tests {
                     assert!(content.text.contains(part) && html.contains(part), "{event_type}: {content:?}");
                 }
                 assert!(content.html.contains("Rust &lt;meetup&gt;") && !content.html.contains("<meetup>"));
-                let (title, text) = render_in_app(&templates, &example(event_type, "{}"), ("Ada", locale));
+                let (title, text) = render_in_app(&templates, &example(event_type, "{}"), "Ada", locale);
                 assert!(!title.is_empty() && !text.contains("unsubscribe") && !text.contains('{'), "{title}: {text}");
             }
         }

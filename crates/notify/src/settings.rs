@@ -139,7 +139,7 @@ impl Default for MailSettings {
 }
 
 impl Settings {
-    /// What decides about new notifications.
+    /// The policy for new notifications.
     pub(crate) fn policy(&self) -> Policy {
         let notify = &self.notify;
         Policy {

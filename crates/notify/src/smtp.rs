@@ -89,7 +89,7 @@ impl SmtpClient {
         // The parser's error may quote the password.
         let invalid = || InvalidSetting::new("smtp_url", "must be an address such as smtp://user:password@host:587");
         let url = Url::parse(url.reveal()).map_err(|_| invalid())?;
-        // `smtp` is no special scheme of URLs, so the host is parsed again as one of the internet.
+        // `smtp` is not a special scheme of URLs, so the host is parsed again as one of the internet.
         let host =
             Host::parse(url.host_str().filter(|host| !host.is_empty()).ok_or_else(invalid)?).map_err(|_| invalid())?;
         let name = host.to_string().trim_matches(['[', ']']).to_owned();
@@ -99,11 +99,11 @@ impl SmtpClient {
             _ => return Err(invalid()),
         };
         let tls = || tls_parameters(&name, settings.ca_file.as_deref());
-        let encryption = match (is_tls, settings.starttls) {
-            (true, _) => Encryption::Tls(tls()?),
-            (false, Starttls::Never) => Encryption::PlainText,
-            (false, Starttls::Auto) if is_loopback(&host) => Encryption::PlainText,
-            (false, Starttls::Auto | Starttls::Required) => Encryption::Starttls(tls()?),
+        let encryption = match settings.starttls {
+            _ if is_tls => Encryption::Tls(tls()?),
+            Starttls::Never => Encryption::PlainText,
+            Starttls::Auto if is_loopback(&host) => Encryption::PlainText,
+            Starttls::Auto | Starttls::Required => Encryption::Starttls(tls()?),
         };
         Ok(SmtpClient {
             port: url.port().unwrap_or(if is_tls { 465 } else { 587 }),
@@ -149,7 +149,7 @@ impl SmtpClient {
         2 * self.test_time_max() + self.connect_time_max() + self.transfer_time_max
     }
 
-    /// Closes connections that nobody has used for some time.
+    /// Closes connections that were not used for some time.
     pub(crate) fn close_idle(&self) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|connection| connection.used_at.elapsed() < IDLE_TIME_MAX);
@@ -249,7 +249,7 @@ impl From<Error> for TransferError {
 }
 
 impl TransferError {
-    /// What follows for the e-mail. Before the server knows the recipient, no e-mail is to blame. After it, a failure
+    /// The outcome for the e-mail. Before the server knows the recipient, no e-mail is to blame. After it, a failure
     /// without a reply may be the e-mail's own: it waits for its own retry.
     fn means(self, stage: Stage) -> Attempt {
         let (summary, detail) = match &self {
@@ -275,7 +275,7 @@ impl TransferError {
     }
 }
 
-/// What may be logged and shown to everybody about an error: of a reply only its codes, because the text may contain
+/// The part of an error that may be logged and shown in public: of a reply only its codes, because the text may contain
 /// addresses and names.
 fn summarize(error: &Error) -> String {
     match error.status() {

@@ -15,19 +15,20 @@ pub(crate) mod unreachable;
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder, Row};
+use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder};
 use uuid::Uuid;
 
 use crate::domain::{AttemptResult, ClaimedMail, NewMail, Status};
 
 /// An e-mail as the list shows it.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct MailRecord {
     pub(crate) id: i64,
     pub(crate) recipient: String,
     pub(crate) subject: String,
+    #[sqlx(flatten)]
     pub(crate) content: StoredContent,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: Status,
     pub(crate) template: String,
     pub(crate) locale: String,
@@ -41,7 +42,7 @@ pub(crate) struct MailRecord {
 }
 
 /// The parts of an e-mail that are for its recipient.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct StoredContent {
     pub(crate) text: Option<String>,
     pub(crate) html: Option<String>,
@@ -143,17 +144,16 @@ pub(crate) async fn claim(db: &mut PgConnection, limit: usize, lease: Duration) 
          from due where mail.id = due.id
          returning mail.*, statement_timestamp() as now"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
+    sqlx::query_as(AssertSqlSafe(query))
         .bind(Uuid::new_v4())
         .bind(TimeDelta::from_std(lease).unwrap_or(TimeDelta::MAX))
         .bind(i64::try_from(limit).unwrap_or(i64::MAX))
         .fetch_all(db)
-        .await?;
-    rows.iter().map(claimed_mail).collect()
+        .await
 }
 
 /// Saves the results of attempts. A failure is saved only while the claim of the attempt is valid, and a success in any
-/// case: the e-mail has been sent, whoever has claimed it since. Returns the ids of the e-mails that changed.
+/// case: the e-mail has been sent, also if another process has claimed it since. Returns the ids of the e-mails that changed.
 pub(crate) async fn save_results(db: &mut PgConnection, results: &[AttemptResult]) -> sqlx::Result<Vec<i64>> {
     let pause = |result: &AttemptResult| TimeDelta::from_std(result.pause).unwrap_or(TimeDelta::MAX);
     let has_bodies = |result: &AttemptResult| result.status.has_bodies();
@@ -207,16 +207,22 @@ pub(crate) async fn list(
         query.push(" and id < ").push_bind(before);
     }
     query.push(" order by id desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(mail_record).collect()
+    query.build_query_as().fetch_all(db).await
 }
 
-/// Locks an e-mail. Returns its status and whether its bodies exist; None if there is no such e-mail.
-pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<(Status, bool)>> {
+/// The columns that decide whether an e-mail can be sent again.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct LockedMail {
+    #[sqlx(try_from = "&'a str")]
+    pub(crate) status: Status,
+    pub(crate) has_bodies: bool,
+}
+
+/// Locks an e-mail. Returns None if it does not exist.
+pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<LockedMail>> {
     let query = "select status, text is not null and html is not null as has_bodies from pillarbox_notify.mail
                  where id = $1 for update";
-    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
-    row.map(|row| Ok((status_of(&row)?, row.try_get("has_bodies")?))).transpose()
+    sqlx::query_as(query).bind(id).fetch_optional(db).await
 }
 
 /// Queues an e-mail again. It is due now.
@@ -300,7 +306,7 @@ pub(crate) async fn is_overdue(db: &mut PgConnection, time: TimeDelta) -> sqlx::
 }
 
 /// The state of the queue. Counts stop at a maximum, so that the cost does not grow with a backlog.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct QueueState {
     pub(crate) queued: i64,
     pub(crate) dead: i64,
@@ -313,63 +319,21 @@ pub(crate) async fn queue_state(db: &mut PgConnection, count_max: i64) -> sqlx::
          (select count(*) from (select from pillarbox_notify.mail where status = 'dead' limit $1) dead) as dead,
          coalesce((select extract(epoch from statement_timestamp() - min(created_at))::float8
                    from pillarbox_notify.mail where status = 'queued'), 0) as oldest_seconds";
-    let row = sqlx::query(query).bind(count_max).fetch_one(db).await?;
-    Ok(QueueState {
-        queued: row.try_get("queued")?,
-        dead: row.try_get("dead")?,
-        oldest_seconds: row.try_get("oldest_seconds")?,
-    })
-}
-
-/// The number of e-mails and of notifications that were given up, each counted up to `count_max`.
-pub(crate) async fn count_dead(db: &mut PgConnection, count_max: i64) -> sqlx::Result<(i64, i64)> {
-    let query = "select (select count(*) from (select from pillarbox_notify.mail where status = 'dead' limit $1) dead),
-                        (select count(*) from (select from pillarbox_notify.notification where status = 'dead' limit $1) dead)";
     sqlx::query_as(query).bind(count_max).fetch_one(db).await
 }
 
-fn claimed_mail(row: &PgRow) -> sqlx::Result<ClaimedMail> {
-    Ok(ClaimedMail {
-        id: row.try_get("id")?,
-        claim: row.try_get("claim")?,
-        message_id: row.try_get("message_id")?,
-        recipient: row.try_get("recipient")?,
-        template: row.try_get("template")?,
-        subject: row.try_get("subject")?,
-        text: row.try_get("text")?,
-        html: row.try_get("html")?,
-        unsubscribe: row.try_get("unsubscribe")?,
-        attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
-        created_at: row.try_get("created_at")?,
-        give_up_at: row.try_get("give_up_at")?,
-        expires_at: row.try_get("expires_at")?,
-        now: row.try_get("now")?,
-    })
+/// How many e-mails and notifications were given up and can be retried.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
+pub struct GivenUp {
+    pub mails: i64,
+    pub notifications: i64,
 }
 
-fn mail_record(row: &PgRow) -> sqlx::Result<MailRecord> {
-    Ok(MailRecord {
-        id: row.try_get("id")?,
-        recipient: row.try_get("recipient")?,
-        subject: row.try_get("subject")?,
-        content: StoredContent {
-            text: row.try_get("text")?,
-            html: row.try_get("html")?,
-            unsubscribe: row.try_get("unsubscribe")?,
-        },
-        status: status_of(row)?,
-        template: row.try_get("template")?,
-        locale: row.try_get("locale")?,
-        attempts: row.try_get("attempts")?,
-        last_error: row.try_get("last_error")?,
-        smtp_reply: row.try_get("smtp_reply")?,
-        next_attempt_at: row.try_get("next_attempt_at")?,
-        expires_at: row.try_get("expires_at")?,
-        created_at: row.try_get("created_at")?,
-        sent_at: row.try_get("sent_at")?,
-    })
-}
-
-fn status_of(row: &PgRow) -> sqlx::Result<Status> {
-    row.try_get::<&str, _>("status")?.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
+/// Counts each kind up to `count_max`.
+pub(crate) async fn count_dead(db: &mut PgConnection, count_max: i64) -> sqlx::Result<GivenUp> {
+    let query = "select
+         (select count(*) from (select from pillarbox_notify.mail where status = 'dead' limit $1) dead) as mails,
+         (select count(*) from (select from pillarbox_notify.notification where status = 'dead' limit $1) dead)
+             as notifications";
+    sqlx::query_as(query).bind(count_max).fetch_one(db).await
 }

@@ -75,7 +75,7 @@ pub(crate) enum RenderError {
 
 /// The values of a template. Their texts must have been passed through [`without_control`].
 pub(crate) struct PartValues {
-    /// The subject is the title of an inbox, too.
+    /// The subject is also the title in an inbox.
     pub(crate) subject: Value,
     pub(crate) body: Value,
 }
@@ -265,9 +265,10 @@ impl Templates {
     /// Checks a template of notifications. Only the built-in event types have payloads that are known here.
     fn check_notification(&self, template: &str, locale: &str) -> Result<(), InvalidTemplate> {
         let is_digest = template == notification_templates::DIGEST;
-        let known = match is_digest {
-            true => &notification_templates::DIGEST_VARIABLES[..],
-            false => &notification_templates::VARIABLES[..],
+        let known = if is_digest {
+            &notification_templates::DIGEST_VARIABLES[..]
+        } else {
+            &notification_templates::VARIABLES[..]
         };
         for part in PARTS {
             self.check_variables(&format!("{template}.{locale}.{part}"), known)?;
@@ -282,11 +283,12 @@ impl Templates {
             for payload in notification_templates::EXAMPLES {
                 let event = notification_templates::example(event_type, payload);
                 let reader = Reader { name: "Ada", locale, channel: Channel::Email, unsubscribe_link: "" };
-                let rendered = match is_digest {
-                    true => notification_templates::render(self, &event, reader).and_then(|content| {
+                let rendered = if is_digest {
+                    notification_templates::render(self, &event, reader).and_then(|content| {
                         notification_templates::render_digest(self, event_type, &[&content, &content], 0, reader)
-                    }),
-                    false => notification_templates::render(self, &event, reader),
+                    })
+                } else {
+                    notification_templates::render(self, &event, reader)
                 };
                 rendered.map_err(|error| unrenderable(template, error))?;
             }
@@ -327,10 +329,8 @@ fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_fuel(Some(STEPS_MAX));
-    environment.set_auto_escape_callback(|file| match file.ends_with(".html") {
-        true => AutoEscape::Html,
-        false => AutoEscape::None,
-    });
+    environment
+        .set_auto_escape_callback(|file| if file.ends_with(".html") { AutoEscape::Html } else { AutoEscape::None });
     environment
 }
 

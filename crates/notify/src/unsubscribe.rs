@@ -26,7 +26,7 @@ pub(crate) struct UnsubscribeLinks {
     public_url: Option<String>,
 }
 
-/// What the holder of a link may mute.
+/// The notifications that the holder of a link may mute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unsubscription {
     pub(crate) user_id: Uuid,

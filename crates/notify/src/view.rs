@@ -58,7 +58,7 @@ pub(crate) struct MailView {
     sent_at: Option<DateTime<Utc>>,
 }
 
-/// What the recipient would read. Present for captured e-mails only.
+/// The content as the recipient would read it. Present for captured e-mails only.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct CapturedContent {
     #[serde(skip_serializing_if = "Option::is_none")]

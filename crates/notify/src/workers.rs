@@ -40,13 +40,12 @@ pub(crate) async fn send(sender: &MailSender) -> Result<Round, SendingError> {
     sender.round().await
 }
 
-/// Fails while e-mails are queued that nobody sends, so that readiness reports them.
+/// Fails while e-mails are queued that no process sends, so that readiness reports them.
 pub(crate) async fn check_overdue(db: &Database, is_shadow: bool) -> Result<Round, SendingError> {
-    match flow::sending::has_overdue(db).await? {
-        false => Ok(Round::Idle),
-        true if is_shadow => Err(SendingError::Shadow),
-        true => Err(SendingError::NoServer),
+    if !flow::sending::has_overdue(db).await? {
+        return Ok(Round::Idle);
     }
+    Err(if is_shadow { SendingError::Shadow } else { SendingError::NoServer })
 }
 
 /// Notifies people of registrations that have waited for their event, and of announcements, in steps.

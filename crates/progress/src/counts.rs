@@ -1,9 +1,9 @@
-//! Counts of items: which ones a request means, what they are, and how they have changed.
+//! Counts of items: their identity, their values, and their changes.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use crate::domain::{Project, Rate, Snapshot};
+use crate::domain::{Project, Rate, RateColumns, Snapshot};
 
 /// Which counts a request means.
 #[derive(Debug, Clone)]
@@ -22,22 +22,36 @@ impl Counts {
     }
 }
 
+/// The limits of the counts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// The largest number of items that are counted in one project.
+    pub(crate) items_max: i64,
+    /// How long final counts stay, at least, for those that cannot be archived at once.
+    pub(crate) keep: TimeDelta,
+}
+
 /// The counts after a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Changed {
+    #[sqlx(flatten)]
     pub(crate) snapshot: Snapshot,
     /// How many items were counted.
     pub(crate) counted: i64,
     /// Since when the status is final.
+    #[sqlx(rename = "ended_at")]
     pub(crate) ended: Option<DateTime<Utc>>,
 }
 
 /// The counts and their recent rate.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, sqlx::FromRow)]
 pub(crate) struct Reading {
+    #[sqlx(flatten)]
     pub(crate) snapshot: Snapshot,
+    #[sqlx(flatten, try_from = "RateColumns")]
     pub(crate) rate: Option<Rate>,
     /// Since when the status is final.
+    #[sqlx(rename = "ended_at")]
     pub(crate) ended: Option<DateTime<Utc>>,
 }
 

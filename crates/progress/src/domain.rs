@@ -42,8 +42,9 @@ impl Status {
 }
 
 /// The counts of a project.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Snapshot {
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: Status,
     /// 0: not known yet.
     pub(crate) total: i64,
@@ -63,28 +64,38 @@ impl Snapshot {
         self.total > 0 && self.done >= self.total && may_complete
     }
 
+    pub(crate) fn target(&self) -> Target {
+        Target { status: self.status, total: self.total }
+    }
+
     /// The status and the total after a change. Fails if the status does not allow it.
-    pub(crate) fn change(&self, change: Change) -> Result<(Status, i64), Refused> {
+    pub(crate) fn change(&self, change: Change) -> Result<Target, Refused> {
         let status = change.status.unwrap_or(self.status);
         let total = change.total.unwrap_or(self.total);
-        if (status, total) == (self.status, self.total) {
-            return Ok((status, total));
+        let target = Target { status, total };
+        if target == self.target() {
+            return Ok(target);
         }
         match (self.status, status) {
             // A repeat of the request that has completed the project.
-            (Status::Done, Status::Processing | Status::ProcessingWait) if total == self.total => {
-                Ok((self.status, total))
-            }
+            (Status::Done, Status::Processing | Status::ProcessingWait) if total == self.total => Ok(self.target()),
             (Status::Done | Status::Failed, _) => Err(Refused::Finished(self.status)),
-            (from, to) if from == to => Ok((to, total)),
-            (_, Status::Crawling | Status::ProcessingWait | Status::Processing | Status::Failed) => Ok((status, total)),
+            (from, to) if from == to => Ok(target),
+            (_, Status::Crawling | Status::ProcessingWait | Status::Processing | Status::Failed) => Ok(target),
             // A project begins as INITIALIZING, and becomes DONE by its items.
             (from, to @ (Status::Initializing | Status::Done)) => Err(Refused::Transition { from, to }),
         }
     }
 }
 
-/// What a caller wants to change. `None`: as it is.
+/// The status and the total that a change leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) status: Status,
+    pub(crate) total: i64,
+}
+
+/// The change that a caller asks for. `None`: as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     pub(crate) status: Option<Status>,
@@ -113,6 +124,19 @@ pub(crate) struct Rate {
     pub(crate) since: DateTime<Utc>,
 }
 
+#[derive(sqlx::FromRow)]
+pub(crate) struct RateColumns {
+    rate: Option<f64>,
+    rate_at: Option<DateTime<Utc>>,
+    rate_since: Option<DateTime<Utc>>,
+}
+
+impl From<RateColumns> for Option<Rate> {
+    fn from(columns: RateColumns) -> Option<Rate> {
+        Some(Rate { value: columns.rate?, at: columns.rate_at?, since: columns.rate_since? })
+    }
+}
+
 impl Rate {
     /// Items per second.
     pub(crate) fn per_second(&self, now: DateTime<Utc>) -> f64 {
@@ -136,9 +160,10 @@ pub(crate) fn estimated_end(snapshot: &Snapshot, per_second: f64, now: DateTime<
 }
 
 /// A project as PostgreSQL has it. The counts of an unfinished one are elsewhere.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct Project {
     pub(crate) id: String,
+    #[sqlx(try_from = "String")]
     pub(crate) tenant: Tenant,
     pub(crate) owner: String,
     /// Identifies the initialisation of the counts.
@@ -147,14 +172,45 @@ pub(crate) struct Project {
     pub(crate) run: Option<String>,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) expires_at: DateTime<Utc>,
-    /// The final counts, and since when they are final.
-    pub(crate) finished: Option<(Snapshot, DateTime<Utc>)>,
+    #[sqlx(flatten, try_from = "FinishedColumns")]
+    pub(crate) finished: Option<Finished>,
+}
+
+/// The end of a project.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finished {
+    /// The final counts.
+    pub(crate) snapshot: Snapshot,
+    /// Since when they are final.
+    pub(crate) at: DateTime<Utc>,
+}
+
+/// The columns of [`Finished`]. Either all are null or none is.
+#[derive(sqlx::FromRow)]
+struct FinishedColumns {
+    finished_at: Option<DateTime<Utc>>,
+    status: Option<String>,
+    total: Option<i64>,
+    done: Option<i64>,
+    errors: Option<i64>,
+}
+
+impl TryFrom<FinishedColumns> for Option<Finished> {
+    type Error = strum::ParseError;
+
+    fn try_from(columns: FinishedColumns) -> Result<Option<Finished>, strum::ParseError> {
+        let FinishedColumns { finished_at: Some(at), status: Some(status), total, done, errors } = columns else {
+            return Ok(None);
+        };
+        let [total, done, errors] = [total, done, errors].map(Option::unwrap_or_default);
+        Ok(Some(Finished { snapshot: Snapshot { status: status.parse()?, total, done, errors }, at }))
+    }
 }
 
 impl Project {
     /// When the counts expire, or, of a finished project, when it is deleted. `retention`: for how long a finished one is read.
     pub(crate) fn readable_until(&self, retention: TimeDelta) -> DateTime<Utc> {
-        self.finished.map_or(self.expires_at, |(_, finished_at)| finished_at + retention)
+        self.finished.map_or(self.expires_at, |finished| finished.at + retention)
     }
 
     /// Strangers do not see a project.
@@ -164,7 +220,7 @@ impl Project {
 }
 
 /// The owner of what the caller creates: the user, or the tenant of the API key, so that a project outlives a key that is
-/// replaced, and workers may have keys of their own.
+/// replaced, and each worker may have its own key.
 pub(crate) fn owner(caller: &Caller) -> String {
     match caller.principal {
         Principal::User(id) => format!("user:{id}"),
@@ -178,22 +234,27 @@ pub(crate) fn tenant_owner(tenant: &Tenant) -> String {
     format!("tenant:{}", tenant.as_str())
 }
 
-/// Checks the id of a project. Fails with what is accepted.
-pub(crate) fn check_project_id(id: &str) -> Result<(), String> {
-    let is_plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
-    match is_plain && (1..=PROJECT_ID_CHARS_MAX).contains(&id.len()) {
-        true => Ok(()),
-        false => Err(format!("must have 1 to {PROJECT_ID_CHARS_MAX} characters of A-Z, a-z, 0-9, _, - and .")),
-    }
+/// An id that is not valid, with what is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InvalidId {
+    #[error("must have 1 to {PROJECT_ID_CHARS_MAX} characters of A-Z, a-z, 0-9, _, - and .")]
+    Project,
+    #[error("must have 1 to {ITEM_ID_CHARS_MAX} characters, without control characters")]
+    Item,
 }
 
-/// Checks the id of an item. Fails with what is accepted.
-pub(crate) fn check_item_id(id: &str) -> Result<(), String> {
+pub(crate) fn check_project_id(id: &str) -> Result<(), InvalidId> {
+    let is_plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'));
+    if is_plain && (1..=PROJECT_ID_CHARS_MAX).contains(&id.len()) { Ok(()) } else { Err(InvalidId::Project) }
+}
+
+pub(crate) fn check_item_id(id: &str) -> Result<(), InvalidId> {
     // A token is stored among the ids of items, and begins with a control character.
     let is_printable = !id.is_empty() && !id.chars().any(char::is_control);
-    match is_printable && (id.len() <= ITEM_ID_CHARS_MAX || id.chars().count() <= ITEM_ID_CHARS_MAX) {
-        true => Ok(()),
-        false => Err(format!("must have 1 to {ITEM_ID_CHARS_MAX} characters, without control characters")),
+    if is_printable && (id.len() <= ITEM_ID_CHARS_MAX || id.chars().count() <= ITEM_ID_CHARS_MAX) {
+        Ok(())
+    } else {
+        Err(InvalidId::Item)
     }
 }
 
@@ -250,20 +311,23 @@ mod tests {
     }
 
     #[test]
-    fn a_final_status_and_its_total_do_not_change_and_nobody_sets_done() {
+    fn a_final_status_and_its_total_do_not_change_and_done_cannot_be_set() {
         for from in ALL {
             for to in ALL {
                 let changed = at(from, 5, 1).change(Change { status: Some(to), total: None });
                 let is_repeat = from == Status::Done && matches!(to, Status::Processing | Status::ProcessingWait);
                 let is_allowed =
                     from == to || is_repeat || (!from.is_final() && !matches!(to, Status::Initializing | Status::Done));
-                assert!(!is_repeat || changed == Ok((Status::Done, 5)), "a repeat changes nothing");
+                assert!(
+                    !is_repeat || changed == Ok(Target { status: Status::Done, total: 5 }),
+                    "a repeat changes nothing"
+                );
                 assert_eq!(changed.is_ok(), is_allowed, "{from} to {to}");
             }
             let raised = at(from, 5, 1).change(Change { status: None, total: Some(6) });
             assert_eq!(raised.is_ok(), !from.is_final(), "{from}");
             let same = at(from, 5, 1).change(Change { status: Some(from), total: Some(5) });
-            assert_eq!(same, Ok((from, 5)), "a repeated request changes nothing");
+            assert_eq!(same, Ok(Target { status: from, total: 5 }), "a repeated request changes nothing");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::store::project as store;
 /// Attempts for a request that meets other ones: a changed token, or a changed status.
 const ATTEMPTS: u32 = 10;
 
-/// Finds a project. It may have changed since it was cached; whoever uses a stale token finds no counts, and loads it again.
+/// Finds a project. It may have changed since it was cached; a request with a stale token finds no counts, and loads it again.
 pub(crate) async fn find(progress: &Progress, id: &str) -> Result<Arc<Project>, Error> {
     match progress.projects.get(id).await {
         Some(project) => Ok(project),
@@ -35,7 +35,7 @@ pub(crate) async fn reload(progress: &Progress, id: &str) -> Result<Arc<Project>
     Ok(found)
 }
 
-/// The counts of a project, which are initialised first if they were not; None if it has finished meanwhile.
+/// The counts of a project, which are initialised first if they were not; None if it has finished by then.
 ///
 /// Nothing is counted before the server that has them is recorded, and both happen under the lock of the row. So counts that were
 /// recorded and are missing are never initialised again, whatever was cached.
@@ -63,7 +63,7 @@ pub(crate) async fn initialised_in(
         return Ok(None);
     }
     if current.run.is_none() {
-        let run = progress.state.initialise(tx, (id, current.token), current.expires_at).await?;
+        let run = progress.state.initialise(tx, id, current.token, current.expires_at).await?;
         store::set_run(tx, id, current.token, &run).await?;
         current.run = Some(run);
     }
@@ -72,8 +72,9 @@ pub(crate) async fn initialised_in(
 
 /// The reason why there are no counts of this project.
 pub(crate) fn lost(progress: &Progress, project: &Project) -> Error {
-    match project.expires_at <= progress.clock.now() {
-        true => Error::Expired(project.id.clone()),
-        false => Error::Lost(project.id.clone()),
+    if project.expires_at <= progress.clock.now() {
+        Error::Expired(project.id.clone())
+    } else {
+        Error::Lost(project.id.clone())
     }
 }

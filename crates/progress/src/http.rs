@@ -1,5 +1,5 @@
-//! The HTTP API, under `/progress/v1/projects`: for users, for API keys, and for operators. A project that belongs to somebody
-//! else does not exist for a caller.
+//! The HTTP API, under `/progress/v1/projects`: for users, for API keys, and for operators. To a caller, the
+//! project of another owner does not exist.
 
 mod projects;
 
@@ -84,9 +84,6 @@ impl FromRequestParts<Arc<Progress>> for Visible {
         let caller = <Caller as FromRequestParts<Arc<Progress>>>::from_request_parts(parts, progress).await?;
         let Path(id) = Path::<String>::from_request_parts(parts, progress).await?;
         let project = flow::find(progress, &id).await?;
-        match project.is_visible_to(&caller) {
-            true => Ok(Visible(project)),
-            false => Err(Error::NotFound.into()),
-        }
+        if project.is_visible_to(&caller) { Ok(Visible(project)) } else { Err(Error::NotFound.into()) }
     }
 }

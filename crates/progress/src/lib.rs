@@ -28,7 +28,7 @@ mod workers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use http_kit::admission::gates::Gates;
 use http_kit::page::CursorKey;
 use metrics::Counter;
@@ -47,11 +47,13 @@ use utoipa_axum::router::OpenApiRouter;
 
 pub use crate::settings::{ProgressSettings, Settings};
 
+use crate::counts::Limits;
 use crate::domain::Project;
 use crate::flow::completion::Check;
 use crate::state::postgres::CHANGES_MAX;
 use crate::state::redis::Link;
-use crate::state::{Limits, PostgresState, RedisState, State};
+use crate::state::{PostgresState, RedisState, State};
+use crate::view::ViewTimes;
 use crate::watch::Watched;
 
 /// The migrations of the schema `pillarbox_progress`.
@@ -93,9 +95,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// What views need: now, and for how long a finished project is read.
-    pub(crate) fn view_times(&self) -> (DateTime<Utc>, TimeDelta) {
-        (self.clock.now(), self.retention)
+    pub(crate) fn view_times(&self) -> ViewTimes {
+        ViewTimes { now: self.clock.now(), retention: self.retention }
     }
 }
 

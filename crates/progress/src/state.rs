@@ -8,7 +8,7 @@ pub(crate) mod redis;
 
 use std::sync::Arc;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
@@ -23,15 +23,6 @@ pub(crate) use self::redis::RedisState;
 pub(crate) enum State {
     Redis(Arc<RedisState>),
     Postgres(Arc<PostgresState>),
-}
-
-/// What bounds the counts.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// The largest number of items that are counted in one project.
-    pub(crate) items_max: i64,
-    /// How long final counts stay, at least, for those that cannot be archived at once.
-    pub(crate) keep: TimeDelta,
 }
 
 /// The counts of one of many projects; None if they are lost. Fails if they cannot be read, although those of others can.
@@ -51,12 +42,13 @@ impl State {
     pub(crate) async fn initialise(
         &self,
         tx: &mut Transaction<'_, Postgres>,
-        counts: (&str, Uuid),
+        project_id: &str,
+        token: Uuid,
         expires_at: DateTime<Utc>,
     ) -> Result<String, StateError> {
         match self {
-            State::Redis(redis) => redis.initialise(counts, expires_at).await,
-            State::Postgres(_) => postgres::initialise(tx, counts, expires_at).await,
+            State::Redis(redis) => redis.initialise(project_id, token, expires_at).await,
+            State::Postgres(_) => postgres::initialise(tx, project_id, token, expires_at).await,
         }
     }
 

@@ -40,13 +40,16 @@ pub(crate) struct ProjectView {
     finished_at: Option<DateTime<Utc>>,
 }
 
+/// The times that a view of a project depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ViewTimes {
+    pub(crate) now: DateTime<Utc>,
+    /// For how long a finished project is read.
+    pub(crate) retention: TimeDelta,
+}
+
 impl ProjectView {
-    /// `retention`: for how long a finished project is read.
-    pub(crate) fn new(
-        project: &Project,
-        reading: &Reading,
-        (now, retention): (DateTime<Utc>, TimeDelta),
-    ) -> ProjectView {
+    pub(crate) fn new(project: &Project, reading: &Reading, ViewTimes { now, retention }: ViewTimes) -> ProjectView {
         let Reading { snapshot, rate, .. } = reading;
         let per_second = rate.map(|rate| rate.per_second(now)).filter(|_| !snapshot.status.is_final());
         ProjectView {
@@ -59,7 +62,7 @@ impl ProjectView {
             eta: per_second.and_then(|rate| estimated_end(snapshot, rate, now)),
             created_at: project.created_at,
             expires_at: project.readable_until(retention),
-            finished_at: project.finished.map(|(_, at)| at),
+            finished_at: project.finished.map(|finished| finished.at),
         }
     }
 }
@@ -87,7 +90,7 @@ pub(crate) struct ProjectItem {
 
 impl ProjectItem {
     /// `retention`: for how long a finished project is read.
-    pub(crate) fn new((project, reading): (Project, Option<Reading>), retention: TimeDelta) -> ProjectItem {
+    pub(crate) fn new(project: Project, reading: Option<Reading>, retention: TimeDelta) -> ProjectItem {
         // A project whose counts are not initialised yet has the initial ones.
         let initial = project.run.is_none().then_some(Snapshot::INITIAL);
         let snapshot = reading.map(|reading| reading.snapshot).or(initial);
@@ -99,7 +102,7 @@ impl ProjectItem {
             done: snapshot.map(|snapshot| snapshot.done),
             errors: snapshot.map(|snapshot| snapshot.errors),
             created_at: project.created_at,
-            finished_at: project.finished.map(|(_, at)| at),
+            finished_at: project.finished.map(|finished| finished.at),
         }
     }
 }
@@ -146,7 +149,7 @@ pub(crate) fn event_id(project: &Project, snapshot: &Snapshot) -> String {
 }
 
 /// The event of a stream that shows these counts.
-pub(crate) fn event(project: &Project, reading: &Reading, times: (DateTime<Utc>, TimeDelta)) -> StreamEvent {
+pub(crate) fn event(project: &Project, reading: &Reading, times: ViewTimes) -> StreamEvent {
     // A struct of plain values always serializes.
     let data = serde_json::to_string(&ProjectView::new(project, reading, times)).unwrap_or_default();
     StreamEvent { id: event_id(project, &reading.snapshot), name: EVENT, data }

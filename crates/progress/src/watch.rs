@@ -1,5 +1,5 @@
 //! The projects that clients of this process watch. One loop reads the counts of all of them, however many clients there are,
-//! and ends when nobody watches any more.
+//! and ends with the last watcher.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ use crate::{Progress, view};
 /// Time between two reads.
 const POLL_PAUSE: Duration = Duration::from_millis(250);
 
-/// What is known about a project that is watched: the event that shows it, and whether it is the last one.
+/// The last state of a watched project: the event that shows it, and whether it is the last one.
 type Observed = Option<(Arc<StreamEvent>, bool)>;
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ impl Watched {
         receiver
     }
 
-    /// The projects that somebody watches. The others are removed.
+    /// The projects that are being watched. The others are removed.
     fn current(&self) -> Vec<String> {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|_, sender| sender.receiver_count() > 0);
@@ -96,15 +96,15 @@ async fn next_event(position: Option<Position>) -> Option<(Vec<StreamEvent>, Opt
                 let rest = (!is_last).then(|| (receiver, None, Some(event.id.clone())));
                 return Some((vec![StreamEvent::clone(&event)], rest));
             }
-            Some((_, true)) => return None,
-            Some((_, false)) | None => {}
+            Some((_, is_last)) if is_last => return None,
+            Some(_) | None => {}
         }
         receiver.changed().await.ok()?;
         observed = receiver.borrow_and_update().clone();
     }
 }
 
-/// Reads all watched projects again and again, until nobody watches any.
+/// Reads all watched projects again and again, until none is watched.
 async fn poll(progress: &Progress) {
     loop {
         tokio::time::sleep(POLL_PAUSE).await;

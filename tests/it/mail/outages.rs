@@ -161,6 +161,6 @@ async fn readiness_reports_mails_that_were_queued_for_a_mail_server_that_is_no_l
     assert_eq!(app.anonymous().get("/readyz").await.json()["status"], "degraded");
     app.stop().await;
     let app = TestApp::start_with(&database, |settings| settings.mail.shadow = true).await;
-    wait_for_report(&app.anonymous(), "nobody sends them while mail.shadow is set").await;
+    wait_for_report(&app.anonymous(), "no process sends them while mail.shadow is set").await;
     app.stop().await;
 }

@@ -10,8 +10,5 @@ use crate::store::event as store;
 
 /// Saves the counts of these events. A stored count with the same or a higher version stays.
 pub(crate) async fn save(tx: &mut PgConnection, newest: &BTreeMap<Uuid, Count>) -> sqlx::Result<()> {
-    match newest.is_empty() {
-        true => Ok(()),
-        false => store::save_counts(tx, newest).await,
-    }
+    if newest.is_empty() { Ok(()) } else { store::save_counts(tx, newest).await }
 }

@@ -43,7 +43,7 @@ pub(crate) async fn create(tx: &mut Tx<'_>, user: Uuid, fields: Fields, now: Dat
     let details = fields.into_details(None).map_err(Error::Invalid)?;
     let event = Event::draft(Uuid::now_v7(), user, details, now);
     store::insert(tx, &event).await?;
-    record_status(tx, None, &event, (Principal::User(user), None)).await?;
+    record_status(tx, None, &event, Principal::User(user), None).await?;
     Ok(event)
 }
 
@@ -64,9 +64,10 @@ pub(crate) async fn list_mine(
     events: &Events,
     user: Uuid,
     status: Option<Status>,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<Event>, Error> {
-    Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, page).await?)
+    Ok(store::list_of_owner(&mut *events.db.acquire().await?, user, status, before, limit).await?)
 }
 
 /// Fails if the caller may not do this with the event. It is checked again when the event is locked; this check is made
@@ -79,14 +80,17 @@ pub(crate) async fn check(events: &Events, actor: Actor, id: Uuid, action: Actio
 /// The status history of an event, oldest first. Fails if the caller is neither the owner nor an admin.
 pub(crate) async fn history(
     events: &Events,
-    (actor, id): (Actor, Uuid),
-    page: (Option<i64>, u32),
+    actor: Actor,
+    id: Uuid,
+    after: Option<i64>,
+    limit: u32,
 ) -> Result<Vec<StatusChange>, Error> {
     let mut db = events.db.acquire().await?;
     let event = store::find(&mut db, id).await?.ok_or(Error::EventNotFound)?;
-    match actor.is_admin || actor.owns(&event) {
-        true => Ok(store::status_changes(&mut db, id, page).await?),
-        false => Err(refusal(&event, actor)),
+    if actor.is_admin || actor.owns(&event) {
+        Ok(store::status_changes(&mut db, id, after, limit).await?)
+    } else {
+        Err(refusal(&event, actor))
     }
 }
 
@@ -94,9 +98,10 @@ pub(crate) async fn history(
 pub(crate) async fn audit(
     events: &Events,
     filter: &AuditFilter,
-    page: (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> Result<Vec<StatusChange>, Error> {
-    Ok(audit::list(&mut *events.db.acquire().await?, filter, page).await?)
+    Ok(audit::list(&mut *events.db.acquire().await?, filter, before, limit).await?)
 }
 
 /// Changes the given fields; absent ones stay. Returns the old event if nothing differs. Fails if the user is not the
@@ -142,35 +147,28 @@ pub(super) async fn lock(tx: &mut Tx<'_>, change: &RequestedChange) -> Result<Ev
 }
 
 fn check_permission(event: &Event, actor: Actor, action: Action) -> Result<(), Error> {
-    match actor.may(action, event) {
-        true => Ok(()),
-        false => Err(refusal(event, actor)),
-    }
+    if actor.may(action, event) { Ok(()) } else { Err(refusal(event, actor)) }
 }
 
 /// The error for a caller without permission. An event that the caller may not see does not exist for them.
 fn refusal(event: &Event, actor: Actor) -> Error {
-    match actor.sees(event) {
-        true => Error::NotTheOwner,
-        false => Error::EventNotFound,
-    }
+    if actor.sees(event) { Error::NotTheOwner } else { Error::EventNotFound }
 }
 
 /// Saves the event with its status history, the city counts, the cache generations and the message about the change.
 pub(super) async fn save(tx: &mut Tx<'_>, old: &Event, new: &Event, change: &RequestedChange) -> Result<(), Error> {
     store::update(tx, new).await?;
     if old.status != new.status || old.owner_id != new.owner_id {
-        record_status(tx, Some(old.status), new, (change.actor.principal, change.reason.clone())).await?;
+        record_status(tx, Some(old.status), new, change.actor.principal, change.reason.clone()).await?;
     }
     let (was_published, is_published) = (old.status == Status::Published, new.status == Status::Published);
     if was_published || is_published {
         let (old_city, new_city) = (&old.details.city, &new.details.city);
-        let changes = match (was_published, is_published) {
-            (true, true) if old_city == new_city => Vec::new(),
-            (true, true) => vec![(old_city, -1), (new_city, 1)],
-            (true, false) => vec![(old_city, -1)],
-            (false, _) => vec![(new_city, 1)],
-        };
+        let mut changes = Vec::new();
+        if !(was_published && is_published && old_city == new_city) {
+            changes.extend(was_published.then_some((old_city, -1)));
+            changes.extend(is_published.then_some((new_city, 1)));
+        }
         if cities::add_to_counts(tx, &changes).await? {
             generation::invalidate_cities(tx).await?;
         }
@@ -221,7 +219,8 @@ async fn record_status(
     tx: &mut Tx<'_>,
     from: Option<Status>,
     event: &Event,
-    (by, reason): (Principal, Option<String>),
+    by: Principal,
+    reason: Option<String>,
 ) -> Result<(), Error> {
     let (event_id, version, at) = (event.id, event.version, event.updated_at);
     let change = StatusChange { event_id, version, from, to: event.status, by, reason, at };

@@ -15,6 +15,7 @@ use crate::cache::CacheKey;
 use crate::error::Error;
 use crate::fields::normalized;
 use crate::store::feed::{FeedFilter, FeedOrder, SortKey};
+use crate::store::generation::Generations;
 use crate::store::{cities, feed as store, trending};
 use crate::view::{Cities, City, EventSummary};
 
@@ -60,7 +61,7 @@ pub(crate) async fn page(
     sort: Sort,
     request: PageRequest<'_>,
 ) -> Result<ReadyPage, Problem> {
-    let (generation, _) = generations(events).await?;
+    let generation = generations(events).await?.feeds;
     // The key contains the whole request. The cursor is verified on a miss only: a cached page proves that it was
     // valid.
     let query = serde_json::to_string(&(sort, &filter, request.limit, &request.cursor));
@@ -73,8 +74,8 @@ pub(crate) async fn page(
     if let Some(entry) = events.cache.get(&key).await {
         return Ok(entry.page());
     }
-    // Requests for the same page share one read. What a caller has to wait for, it waits for here: nobody waits for the share of
-    // another caller.
+    // Requests for the same page share one read. A caller waits for its own share before it joins the read, so that no caller
+    // waits for the share of another.
     let _search = match &filter.search {
         Some(_) => Some(events.searches.enter().await.map_err(|_| Error::TooManySearches)?),
         None => None,
@@ -92,7 +93,7 @@ pub(crate) async fn page(
 /// The serialized suggestions for the beginning of a city's name.
 pub(crate) async fn suggest_cities(events: &Events, typed: &str, limit: u32) -> Result<ReadyPage, Problem> {
     let prefix = normalized(typed);
-    let (_, generation) = generations(events).await?;
+    let generation = generations(events).await?.cities;
     let key =
         CacheKey { key: format!("cities:suggestions:{limit}:{prefix}"), tag: generation.to_string(), ttl: CITIES_TTL };
     if let Some(entry) = events.cache.get(&key).await {
@@ -127,16 +128,16 @@ pub(crate) async fn plans(events: &Events) -> sqlx::Result<Vec<(String, String)>
                 to: has(3).then(|| now + chrono::TimeDelta::days(30)),
                 search: None,
             };
-            let page = (has(4).then_some(after), 21);
-            let plan = store::plan(&mut db, &filter, order, page).await?;
-            plans.push((format!("{order:?} {filter:?} {page:?}"), plan));
+            let after = has(4).then_some(after);
+            let plan = store::plan(&mut db, &filter, order, after, 21).await?;
+            plans.push((format!("{order:?} {filter:?} {after:?}"), plan));
         }
     }
     for (order, search) in
         [(FeedOrder::Latest, "ferr"), (FeedOrder::Relevance, "ferr"), (FeedOrder::Relevance, "a ferr")]
     {
         let filter = FeedFilter { search: Some(search.to_owned()), from: Some(now), ..FeedFilter::default() };
-        let plan = store::plan(&mut db, &filter, order, (None, 21)).await?;
+        let plan = store::plan(&mut db, &filter, order, None, 21).await?;
         plans.push((format!("search {order:?} {filter:?}"), plan));
     }
     Ok(plans)
@@ -148,15 +149,15 @@ async fn read(
     sort: Sort,
     PageRequest { scope, cursor, limit }: PageRequest<'_>,
 ) -> Result<Page<EventSummary>, Problem> {
-    let page = (scope.position(cursor.as_deref())?, limit);
+    let position = scope.position(cursor.as_deref())?;
     let db = &events.feed_db;
     if filter.search.is_none() {
         let mut connection = db.acquire().await.map_err(Error::from)?;
-        return Ok(read_after(&mut connection, events.clock.now(), filter, sort, &scope, page).await?);
+        return Ok(read_after(&mut connection, events.clock.now(), filter, sort, &scope, position, limit).await?);
     }
     let mut tx = db.begin().await.map_err(Error::from)?;
     store::limit_time(&mut tx, SEARCH_TIME_MAX).await.map_err(Error::from)?;
-    Ok(read_after(&mut tx, events.clock.now(), filter, sort, &scope, page).await?)
+    Ok(read_after(&mut tx, events.clock.now(), filter, sort, &scope, position, limit).await?)
 }
 
 async fn read_after(
@@ -165,7 +166,8 @@ async fn read_after(
     mut filter: FeedFilter,
     sort: Sort,
     scope: &PageScope<'_>,
-    (position, limit): (Option<FeedPosition>, u32),
+    position: Option<FeedPosition>,
+    limit: u32,
 ) -> Result<Page<EventSummary>, Error> {
     let now = position.map_or(now, |position| position.now);
     let epoch = match (sort, position) {
@@ -189,15 +191,15 @@ async fn read_after(
         filter.from = filter.from.or(Some(now));
     }
     let after = position.map(|position| position.last);
-    let rows = store::page(db, &filter, order, (after, limit + 1)).await.map_err(|error| failure(&filter, error))?;
+    let rows = store::page(db, &filter, order, after, limit + 1).await.map_err(|error| failure(&filter, error))?;
     let position_at = |last: SortKey| FeedPosition { now, epoch, last };
-    let mut page = scope.cut(rows, limit, |(key, _)| position_at(*key));
+    let mut page = scope.cut(rows, limit, |row| position_at(row.key()));
     // A trending page that scanned its maximum of scores may be short although more scores follow.
     if let Some(epoch) = epoch.filter(|_| page.next_cursor.is_none()) {
         let last = store::last_scanned(db, &filter, epoch, after).await.map_err(|error| failure(&filter, error))?;
         page.next_cursor = last.map(|last| scope.cursor(&position_at(last)));
     }
-    Ok(page.map(|(_, event)| EventSummary::from(event)))
+    Ok(page.map(|row| EventSummary::from(row.event)))
 }
 
 fn failure(filter: &FeedFilter, error: sqlx::Error) -> Error {
@@ -210,7 +212,6 @@ fn failure(filter: &FeedFilter, error: sqlx::Error) -> Error {
     }
 }
 
-/// The generations of the feeds and of the cities.
-async fn generations(events: &Events) -> Result<(i64, i64), Problem> {
+async fn generations(events: &Events) -> Result<Generations, Problem> {
     events.generation_reader.submit(()).await.map_err(|error| Problem::of_batch(error, problem))
 }

@@ -36,13 +36,14 @@ pub(crate) async fn offer(
         return Ok(handover::withdraw_offer(tx, event.id).await?);
     }
     event.after(Action::HandOver, now)?;
-    Ok(handover::offer(tx, (event.id, user), now).await?)
+    Ok(handover::offer(tx, event.id, user, now).await?)
 }
 
 /// Makes a user, to whom the event was offered, its owner. Fails if it was not offered, or is canceled now.
 pub(crate) async fn accept(
     tx: &mut Tx<'_>,
-    (user, event_id): (Uuid, Uuid),
+    user: Uuid,
+    event_id: Uuid,
     delivery: LocalDelivery,
     now: DateTime<Utc>,
 ) -> Result<Event, Error> {
@@ -81,10 +82,11 @@ pub(crate) async fn close_next(db: &Database, delivery: LocalDelivery) -> Result
     }
     let drafts: Vec<Uuid> = drafts.iter().map(|event| event.id).collect();
     handover::delete_drafts(&mut tx, &drafts).await?;
-    match is_last {
-        true if now - deleted_at >= TOKEN_TIME => handover::delete_owner(&mut tx, user).await?,
-        true => handover::postpone_deleted_owner(&mut tx, user, TOKEN_TIME).await?,
-        false => handover::postpone_deleted_owner(&mut tx, user, TimeDelta::zero()).await?,
+    if is_last && now - deleted_at >= TOKEN_TIME {
+        handover::delete_owner(&mut tx, user).await?;
+    } else {
+        let pause = if is_last { TOKEN_TIME } else { TimeDelta::zero() };
+        handover::postpone_deleted_owner(&mut tx, user, pause).await?;
     }
     tx.commit().await?;
     Ok(Round::Busy)

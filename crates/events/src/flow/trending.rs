@@ -9,7 +9,7 @@ use crate::store::trending as store;
 /// A publication may commit this long after the time that is recorded for it.
 const COMMIT_TIME_MAX: TimeDelta = TimeDelta::minutes(1);
 
-/// What a round has done.
+/// The outcome of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scored {
     /// All events were scored, as this epoch.

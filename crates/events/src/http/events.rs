@@ -189,7 +189,7 @@ async fn publish(
 
 /// Make a published event a draft again
 ///
-/// Nobody can join it; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
+/// It can no longer be joined; existing registrations stay. An admin may do this with the event of any user, and must give a reason;
 /// the owner can correct the event and publish it again.
 #[utoipa::path(post, path = "/event/v1/events/{id}/unpublish", operation_id = "unpublishGathering", tag = "events", request_body = Option<Withdrawal>,
     params(("id" = Uuid, Path), ("if-match" = Option<String>, Header, description = "The ETag of the event as the client knows it; the request is refused if the event has changed since"),
@@ -276,7 +276,7 @@ async fn accept(
     let (now, delivery) = (events.clock.now(), events.local_handlers.delivery());
     let expected = delivery.clone();
     let accepted = run_once(&events.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move { Ok(response(StatusCode::OK, handover::accept(tx, (user, id), expected, now).await?)) })
+        Box::pin(async move { Ok(response(StatusCode::OK, handover::accept(tx, user, id, expected, now).await?)) })
     });
     let accepted = accepted.await?;
     delivery.wait().await;
@@ -297,7 +297,7 @@ async fn history(
 ) -> Result<Page<StatusChangeView>, Problem> {
     let scope = PageScope::of_owner(&events.cursor_key, "events history", id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let changes = flow::history(&events, (Actor::from(&caller), id), (after, limit + 1)).await?;
+    let changes = flow::history(&events, Actor::from(&caller), id, after, limit + 1).await?;
     Ok(scope.cut(changes, limit, |change| change.version).map(StatusChangeView::from))
 }
 
@@ -314,7 +314,7 @@ async fn audit(
     let scope = PageScope::global(&events.cursor_key, "events audit", &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = AuditFilter { event_id: filters.event_id, by: filters.actor };
-    let changes = flow::audit(&events, &filter, (before, limit + 1)).await?;
+    let changes = flow::audit(&events, &filter, before, limit + 1).await?;
     let page = scope.cut(changes, limit, |change| (change.at, change.event_id, change.version));
     Ok(page.map(StatusChangeView::from))
 }
@@ -329,7 +329,7 @@ async fn list_mine(
 ) -> Result<Page<EventSummary>, Problem> {
     let scope = PageScope::of_owner(&events.cursor_key, "events mine", user, &filters);
     let before = scope.position(cursor.as_deref())?;
-    let mine = flow::list_mine(&events, user, filters.status, (before, limit + 1)).await?;
+    let mine = flow::list_mine(&events, user, filters.status, before, limit + 1).await?;
     let page = scope.cut(mine, limit, |event| (event.created_at, event.id));
     Ok(page.map(EventSummary::from))
 }

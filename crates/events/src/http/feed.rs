@@ -138,8 +138,9 @@ impl FeedQuery {
 }
 
 fn check_length(text: &str, pointer: &str, chars_max: usize) -> Result<(), Problem> {
-    match text.chars().count() <= chars_max {
-        true => Ok(()),
-        false => Err(query_problem(pointer, format!("must have at most {chars_max} characters"))),
+    if text.chars().count() <= chars_max {
+        Ok(())
+    } else {
+        Err(query_problem(pointer, format!("must have at most {chars_max} characters")))
     }
 }

@@ -5,7 +5,7 @@ use http_kit::auth::Principal;
 use sqlx::{PgConnection, QueryBuilder};
 use uuid::Uuid;
 
-use super::event::{STATUS_CHANGE_COLUMNS, status_change_of};
+use super::event::STATUS_CHANGE_COLUMNS;
 use crate::domain::StatusChange;
 
 /// Selects status changes; a None field matches all.
@@ -22,7 +22,8 @@ pub(crate) type AuditPosition = (DateTime<Utc>, Uuid, i64);
 pub(crate) async fn list(
     db: &mut PgConnection,
     filter: &AuditFilter,
-    (before, limit): (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StatusChange>> {
     let mut query =
         QueryBuilder::new(format!("select {STATUS_CHANGE_COLUMNS} from pillarbox_events.status_change where true"));
@@ -37,6 +38,5 @@ pub(crate) async fn list(
         query.push_bind(event_id).push(", ").push_bind(version).push(")");
     }
     query.push(" order by at desc, event_id desc, version desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(status_change_of).collect()
+    query.build_query_as().fetch_all(db).await
 }

@@ -1,6 +1,6 @@
 //! Cities and the number of their published events.
 
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 
 use crate::domain::Name;
 
@@ -30,13 +30,12 @@ pub(crate) async fn add_to_counts(db: &mut PgConnection, changes: &[(&Name, i64)
 /// The cities whose normalized name starts with `prefix`, those with the most events first.
 pub(crate) async fn with_prefix(db: &mut PgConnection, prefix: &str, limit: u32) -> sqlx::Result<Vec<(String, i64)>> {
     let pattern = format!("{}%", prefix.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_"));
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select city, events from pillarbox_events.city
          where events > 0 and city_norm like $1 order by events desc, city_norm limit $2",
     )
     .bind(pattern)
     .bind(i64::from(limit))
     .fetch_all(db)
-    .await?;
-    rows.iter().map(|row| Ok((row.try_get("city")?, row.try_get("events")?))).collect()
+    .await
 }

@@ -4,12 +4,10 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use contracts::joins::Count;
-use http_kit::auth::Principal;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::domain::{Details, Event, Name, Status, StatusChange, is_public};
+use crate::domain::{Event, Status, StatusChange, is_public};
 
 pub(super) const COLUMNS: &str = "event.id, event.owner_id, event.title, event.description, event.city, event.city_norm,
     event.category, event.category_norm, event.start_time, event.end_time, event.time_zone, event.capacity, event.status,
@@ -20,35 +18,32 @@ pub(super) const STATUS_CHANGE_COLUMNS: &str =
     "event_id, version, from_status, to_status, changed_by, by_key, reason, at";
 
 /// The columns that decide whether a cached event is valid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Outline {
     pub(crate) id: Uuid,
-    pub(crate) is_public: bool,
+    #[sqlx(try_from = "&'a str")]
+    status: Status,
+    published_at: Option<DateTime<Utc>>,
     pub(crate) version: i64,
     pub(crate) updated_at: DateTime<Utc>,
     pub(crate) active_participants: i32,
 }
 
+impl Outline {
+    pub(crate) fn is_public(&self) -> bool {
+        is_public(self.status, self.published_at)
+    }
+}
+
 pub(crate) async fn outlines(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Outline>> {
     let query = "select id, status, published_at, version, updated_at, active_participants
                  from pillarbox_events.event where id = any($1)";
-    let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
-    let outline = |row: &PgRow| {
-        Ok(Outline {
-            id: row.try_get("id")?,
-            is_public: is_public(status(row, "status")?, row.try_get("published_at")?),
-            version: row.try_get("version")?,
-            updated_at: row.try_get("updated_at")?,
-            active_participants: row.try_get("active_participants")?,
-        })
-    };
-    rows.iter().map(outline).collect()
+    sqlx::query_as(query).bind(ids).fetch_all(db).await
 }
 
 pub(crate) async fn find_all(db: &mut PgConnection, ids: &[Uuid]) -> sqlx::Result<Vec<Event>> {
     let query = format!("select {COLUMNS} from pillarbox_events.event where id = any($1)");
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(ids).fetch_all(db).await?;
-    rows.iter().map(event_of).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(ids).fetch_all(db).await
 }
 
 pub(crate) async fn find(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
@@ -58,8 +53,7 @@ pub(crate) async fn find(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option
 /// Finds an event and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Event>> {
     let query = format!("select {COLUMNS} from pillarbox_events.event where id = $1 for update");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(event_of).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// The events of an owner, newest first, before `before`.
@@ -67,7 +61,8 @@ pub(crate) async fn list_of_owner(
     db: &mut PgConnection,
     owner_id: Uuid,
     status: Option<Status>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Event>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_events.event
@@ -75,15 +70,14 @@ pub(crate) async fn list_of_owner(
            and ($3::timestamptz is null or (created_at, id) < ($3, $4))
          order by created_at desc, id desc limit $5"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
+    sqlx::query_as(sqlx::AssertSqlSafe(query))
         .bind(owner_id)
         .bind(status.map(|status| status.into_str()))
         .bind(before.map(|(at, _)| at))
         .bind(before.map(|(_, id)| id))
         .bind(i64::from(limit))
         .fetch_all(db)
-        .await?;
-    rows.iter().map(event_of).collect()
+        .await
 }
 
 pub(crate) async fn insert(db: &mut PgConnection, new: &Event) -> sqlx::Result<()> {
@@ -185,74 +179,13 @@ pub(crate) async fn insert_status_change(db: &mut PgConnection, change: &StatusC
 pub(crate) async fn status_changes(
     db: &mut PgConnection,
     id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StatusChange>> {
     let query = format!(
         "select {STATUS_CHANGE_COLUMNS} from pillarbox_events.status_change
          where event_id = $1 and version > $2 order by version limit $3"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query))
-        .bind(id)
-        .bind(after.unwrap_or(0))
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-    rows.iter().map(status_change_of).collect()
-}
-
-pub(super) fn status_change_of(row: &PgRow) -> sqlx::Result<StatusChange> {
-    let from: Option<&str> = row.try_get("from_status")?;
-    let (by, is_key) = (row.try_get("changed_by")?, row.try_get("by_key")?);
-    Ok(StatusChange {
-        event_id: row.try_get("event_id")?,
-        version: row.try_get("version")?,
-        from: from.map(|name| parse_status(name, "from_status")).transpose()?,
-        to: status(row, "to_status")?,
-        by: if is_key { Principal::Key(by) } else { Principal::User(by) },
-        reason: row.try_get("reason")?,
-        at: row.try_get("at")?,
-    })
-}
-
-pub(super) fn event_of(row: &PgRow) -> sqlx::Result<Event> {
-    let name = |spelled, normalized| {
-        Ok::<_, sqlx::Error>(Name { spelled: row.try_get(spelled)?, normalized: row.try_get(normalized)? })
-    };
-    Ok(Event {
-        id: row.try_get("id")?,
-        owner_id: row.try_get("owner_id")?,
-        details: Details {
-            title: row.try_get("title")?,
-            description: row.try_get("description")?,
-            city: name("city", "city_norm")?,
-            category: name("category", "category_norm")?,
-            start_time: row.try_get("start_time")?,
-            end_time: row.try_get("end_time")?,
-            time_zone: row.try_get("time_zone")?,
-            capacity: row.try_get("capacity")?,
-            cover_image_ids: row.try_get("cover_image_ids")?,
-        },
-        status: status(row, "status")?,
-        active_participants: row.try_get("active_participants")?,
-        count_version: row.try_get("count_version")?,
-        published_at: row.try_get("published_at")?,
-        canceled_at: row.try_get("canceled_at")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-        version: row.try_get("version")?,
-    })
-}
-
-pub(super) fn status(row: &PgRow, column: &str) -> sqlx::Result<Status> {
-    parse_status(row.try_get(column)?, column)
-}
-
-/// Fails if another version of this service has written an unknown status.
-fn parse_status(name: &str, column: &str) -> sqlx::Result<Status> {
-    name.parse().map_err(|_| {
-        sqlx::Error::Decode(
-            format!("{column}: unknown status {name}, written by another version of Pillarbox: run the newest one")
-                .into(),
-        )
-    })
+    let query = sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).bind(after.unwrap_or(0)).bind(i64::from(limit));
+    query.fetch_all(db).await
 }

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Postgres, QueryBuilder, Row};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::event::{COLUMNS, event_of};
+use super::event::COLUMNS;
 use super::trending::table_of;
 use crate::domain::Event;
 use crate::search::Prefix;
@@ -42,11 +41,28 @@ pub(crate) enum FeedOrder {
 }
 
 /// The sort key of a row. All orders are ascending in these fields; `rank` is 0 in an order without ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, sqlx::FromRow)]
 pub(crate) struct SortKey {
     pub(crate) rank: i32,
     pub(crate) start_time: DateTime<Utc>,
+    #[sqlx(rename = "event_id")]
     pub(crate) id: Uuid,
+}
+
+/// An event in the feed.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct FeedRow {
+    rank: i32,
+    /// The start time by which the event is sorted. The event may have another one since it was scored.
+    key_start_time: DateTime<Utc>,
+    #[sqlx(flatten)]
+    pub(crate) event: Event,
+}
+
+impl FeedRow {
+    pub(crate) fn key(&self) -> SortKey {
+        SortKey { rank: self.rank, start_time: self.key_start_time, id: self.event.id }
+    }
 }
 
 /// The events after `after`, without their descriptions.
@@ -54,17 +70,12 @@ pub(crate) async fn page(
     db: &mut PgConnection,
     filter: &FeedFilter,
     order: FeedOrder,
-    (after, limit): (Option<SortKey>, u32),
-) -> sqlx::Result<Vec<(SortKey, Event)>> {
+    after: Option<SortKey>,
+    limit: u32,
+) -> sqlx::Result<Vec<FeedRow>> {
     // Not cached as a prepared statement, so that each query is planned for its values: the best plans for a rare and a
     // common word, or for a small and a large city, differ.
-    let rows = statement("", filter, order, (after, limit)).build().persistent(false).fetch_all(db).await?;
-    let found = |row: &PgRow| {
-        let event = event_of(row)?;
-        let key = SortKey { rank: row.try_get("rank")?, start_time: row.try_get("key_start_time")?, id: event.id };
-        Ok((key, event))
-    };
-    rows.iter().map(found).collect()
+    statement("", filter, order, after, limit).build_query_as().persistent(false).fetch_all(db).await
 }
 
 /// Limits the time of each further statement of the transaction.
@@ -83,11 +94,7 @@ pub(crate) async fn last_scanned(
     let mut query = QueryBuilder::new("");
     push_scores(&mut query, filter, epoch, after);
     query.push(format!(" offset {} limit 1", SCORES_MAX - 1));
-    let row = query.build().persistent(false).fetch_optional(db).await?;
-    let key = |row: PgRow| {
-        Ok(SortKey { rank: row.try_get("rank")?, start_time: row.try_get("start_time")?, id: row.try_get("event_id")? })
-    };
-    row.map(key).transpose()
+    query.build_query_as().persistent(false).fetch_optional(db).await
 }
 
 /// PostgreSQL's plan for a page. It is built here, for a test, so that the test explains the same statement that
@@ -96,9 +103,10 @@ pub(crate) async fn plan(
     db: &mut PgConnection,
     filter: &FeedFilter,
     order: FeedOrder,
-    page: (Option<SortKey>, u32),
+    after: Option<SortKey>,
+    limit: u32,
 ) -> sqlx::Result<String> {
-    let mut explain = statement("explain ", filter, order, page);
+    let mut explain = statement("explain ", filter, order, after, limit);
     let lines: Vec<String> = explain.build_query_scalar().fetch_all(db).await?;
     Ok(lines.join("\n"))
 }
@@ -107,7 +115,8 @@ fn statement(
     prefix: &'static str,
     filter: &FeedFilter,
     order: FeedOrder,
-    (after, limit): (Option<SortKey>, u32),
+    after: Option<SortKey>,
+    limit: u32,
 ) -> QueryBuilder<Postgres> {
     let columns = COLUMNS.replace("event.description", "'' as description");
     let mut query = QueryBuilder::new(prefix);
@@ -208,7 +217,7 @@ fn push_parsed(query: &mut QueryBuilder<Postgres>, search: &str) {
 }
 
 /// Words that begin with `word`, which has letters and digits only. A word that is too common to be indexed, such as `the`,
-/// is no prefix: the query is empty, as the parsed search is.
+/// cannot be searched for by its beginning: the query is empty, as the parsed search is.
 fn push_prefix(query: &mut QueryBuilder<Postgres>, word: &str) {
     query.push("case when numnode(");
     push_parsed(query, word);

@@ -5,11 +5,17 @@
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// The current generations of the feeds and of the cities.
-pub(crate) async fn current(db: &mut PgConnection) -> sqlx::Result<(i64, i64)> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Generations {
+    pub(crate) feeds: i64,
+    pub(crate) cities: i64,
+}
+
+/// The current generations.
+pub(crate) async fn current(db: &mut PgConnection) -> sqlx::Result<Generations> {
     sqlx::query_as(
-        "select coalesce(sum(value) filter (where cache = 'feeds'), 0)::bigint,
-                coalesce(sum(value) filter (where cache = 'cities'), 0)::bigint
+        "select coalesce(sum(value) filter (where cache = 'feeds'), 0)::bigint as feeds,
+                coalesce(sum(value) filter (where cache = 'cities'), 0)::bigint as cities
          from pillarbox_events.generation",
     )
     .fetch_one(db)

@@ -1,18 +1,14 @@
 //! Offers of events, and owners whose accounts were deleted.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::event::{COLUMNS, event_of};
+use super::event::COLUMNS;
 use crate::domain::Event;
 
 /// Offers an event to a user. It replaces an earlier offer.
-pub(crate) async fn offer(
-    db: &mut PgConnection,
-    (event_id, user): (Uuid, Uuid),
-    now: DateTime<Utc>,
-) -> sqlx::Result<()> {
+pub(crate) async fn offer(db: &mut PgConnection, event_id: Uuid, user: Uuid, now: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "insert into pillarbox_events.handover (event_id, user_id, offered_at) values ($1, $2, $3)
                  on conflict (event_id) do update set user_id = excluded.user_id, offered_at = excluded.offered_at";
     sqlx::query(query).bind(event_id).bind(user).bind(now).execute(db).await.map(drop)
@@ -40,13 +36,12 @@ pub(crate) async fn insert_deleted_owners(db: &mut PgConnection, users: &[Uuid])
     sqlx::query(query).bind(users).execute(db).await.map(drop)
 }
 
-/// Locks the deleted owner who is due for longest and whom no other process works on. Returns the id and the time of the
+/// Locks the deleted owner that is due for longest and that no other process works on. Returns the id and the time of the
 /// deletion.
 pub(crate) async fn lock_deleted_owner(db: &mut PgConnection) -> sqlx::Result<Option<(Uuid, DateTime<Utc>)>> {
     let query = "select user_id, deleted_at from pillarbox_events.deleted_owner where due_at <= statement_timestamp()
                  order by due_at limit 1 for update skip locked";
-    let row = sqlx::query(query).fetch_optional(db).await?;
-    row.map(|row| Ok((row.try_get("user_id")?, row.try_get("deleted_at")?))).transpose()
+    sqlx::query_as(query).fetch_optional(db).await
 }
 
 /// Locks up to `limit` events of a user that have not ended or were never published, and are not canceled.
@@ -61,8 +56,7 @@ pub(crate) async fn lock_open_events(
          where owner_id = $1 and status <> 'canceled' and (end_time > $2 or published_at is null)
          order by id limit $3 for update"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(owner).bind(now).bind(limit).fetch_all(db).await?;
-    rows.iter().map(event_of).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(owner).bind(now).bind(limit).fetch_all(db).await
 }
 
 /// Deletes events that were never published, with their histories.

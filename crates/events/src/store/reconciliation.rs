@@ -4,12 +4,10 @@ use chrono::{DateTime, Utc};
 use contracts::events::EventVersion;
 use contracts::joins::{JoinsCounted, RestateRequest};
 use pillarbox::database::try_work_lock;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::event::status;
-use crate::domain::{Progress, ReconcileOptions};
+use crate::domain::{Progress, ReconcileOptions, Status};
 
 /// Acquires the lock for starting periodic runs. Returns false if another process holds it.
 pub(crate) async fn try_lock(tx: &mut PgConnection) -> sqlx::Result<bool> {
@@ -52,7 +50,7 @@ pub(crate) async fn list_versions(
     ended_after: DateTime<Utc>,
     limit: i64,
 ) -> sqlx::Result<Vec<EventVersion>> {
-    let rows = sqlx::query(
+    let rows: Vec<VersionRow> = sqlx::query_as(
         "select id, version, status, count_version, active_participants from pillarbox_events.event
          where id > $1 and end_time > $2
            and (status = 'published' or published_at is not null or count_version > 0)
@@ -63,16 +61,24 @@ pub(crate) async fn list_versions(
     .bind(limit)
     .fetch_all(db)
     .await?;
-    let version = |row: &PgRow| {
-        Ok(EventVersion {
-            event_id: row.try_get("id")?,
-            version: row.try_get("version")?,
-            status: status(row, "status")?.into(),
-            count_version: row.try_get("count_version")?,
-            active_participants: row.try_get("active_participants")?,
-        })
-    };
-    rows.iter().map(version).collect()
+    Ok(rows.into_iter().map(EventVersion::from).collect())
+}
+
+#[derive(sqlx::FromRow)]
+struct VersionRow {
+    id: Uuid,
+    version: i64,
+    #[sqlx(try_from = "&'a str")]
+    status: Status,
+    count_version: i64,
+    active_participants: i32,
+}
+
+impl From<VersionRow> for EventVersion {
+    fn from(row: VersionRow) -> EventVersion {
+        let VersionRow { id, version, status, count_version, active_participants } = row;
+        EventVersion { event_id: id, version, status: status.into(), count_version, active_participants }
+    }
 }
 
 /// Records that all parts are posted. The run is finished if all of them have their reply, or if there are none.
@@ -169,27 +175,14 @@ pub(crate) async fn record_reply(
 }
 
 pub(crate) async fn progress(db: &mut PgConnection, run: Uuid) -> sqlx::Result<Option<Progress>> {
-    let row = sqlx::query(
+    sqlx::query_as(
         "select parts, cardinality(answered) as answered, checked, drifted, repaired, joins_drifted, joins_repaired,
                 finished_at
          from pillarbox_events.reconciliation where run = $1",
     )
     .bind(run)
     .fetch_optional(db)
-    .await?;
-    let progress = |row: PgRow| {
-        Ok(Progress {
-            parts: row.try_get("parts")?,
-            answered: row.try_get("answered")?,
-            checked: row.try_get("checked")?,
-            drifted: row.try_get("drifted")?,
-            repaired: row.try_get("repaired")?,
-            joins_drifted: row.try_get("joins_drifted")?,
-            joins_repaired: row.try_get("joins_repaired")?,
-            finished_at: row.try_get("finished_at")?,
-        })
-    };
-    row.map(progress).transpose()
+    .await
 }
 
 /// Deletes the runs that started before this time.

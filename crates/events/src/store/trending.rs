@@ -13,7 +13,7 @@ const OCCUPANCY_WEIGHT: i32 = 200;
 /// Multiplied by the hours since the first publication, and subtracted.
 const AGE_WEIGHT: i32 = 5;
 
-/// The table of an epoch. Three tables are reused in turn.
+/// The table of an epoch. The epochs rotate over three tables.
 pub(super) fn table_of(epoch: i64) -> String {
     format!("pillarbox_events.trending_{}", epoch.rem_euclid(3))
 }

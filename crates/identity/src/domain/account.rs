@@ -21,7 +21,7 @@ use uuid::Uuid;
 )]
 #[serde(rename_all = "lowercase")]
 #[schema(as = UserRole)]
-#[strum(serialize_all = "lowercase", const_into_str, parse_err_ty = String, parse_err_fn = unknown_role)]
+#[strum(serialize_all = "lowercase", const_into_str, parse_err_ty = UnknownRole, parse_err_fn = unknown_role)]
 pub enum Role {
     /// Uses only their own resources.
     User,
@@ -29,8 +29,12 @@ pub enum Role {
     Admin,
 }
 
-fn unknown_role(_: &str) -> String {
-    "must be user or admin".to_owned()
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be user or admin")]
+pub struct UnknownRole;
+
+fn unknown_role(_: &str) -> UnknownRole {
+    UnknownRole
 }
 
 impl Role {
@@ -44,13 +48,14 @@ impl Role {
 }
 
 /// The account of a user.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Account {
     pub(crate) id: Uuid,
     /// Normalised.
     pub(crate) email: String,
     pub(crate) name: String,
     pub(crate) locale: String,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) role: Role,
     /// A PHC string.
     pub(crate) password_hash: String,
@@ -63,7 +68,7 @@ pub(crate) struct Account {
 }
 
 /// A session as it is created.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Session {
     pub(crate) id: Uuid,
     pub(crate) user_id: Uuid,
@@ -73,8 +78,9 @@ pub(crate) struct Session {
 }
 
 /// A session as its user sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct SessionView {
+    #[sqlx(flatten)]
     pub(crate) session: Session,
     pub(crate) last_used_at: DateTime<Utc>,
 }

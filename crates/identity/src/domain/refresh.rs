@@ -1,24 +1,25 @@
 //! The exchange of a refresh token for a new one, and how the reuse of an old one is recognised.
 //!
 //! A session has one current token. The exchange replaces it; its child becomes the current one. A client that lost the
-//! answer repeats the request within a short grace. It gets another child, and the one that was lost is replaced in turn,
-//! so there is still one current token. A replaced token that is presented in any other case was copied, and somebody else
+//! answer repeats the request within a short grace. It gets another child, which replaces the one that was lost,
+//! so there is still one current token. A replaced token that is presented in any other case was copied, and another client
 //! has the current one or had it: the session ends.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
+use super::Session;
+
 /// A refresh token that was presented, with what is stored about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct PresentedToken {
     pub(crate) expires_at: DateTime<Utc>,
     pub(crate) replaced_at: Option<DateTime<Utc>>,
     /// Whether the current token of the session was issued for this one. The current token has not been used, because using
     /// it would have replaced it.
     pub(crate) is_parent_of_current: bool,
-    pub(crate) session_expires_at: DateTime<Utc>,
 }
 
-/// What a presented token leads to.
+/// The outcome of presenting a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// It is current and is replaced by a new one.
@@ -31,9 +32,9 @@ pub(crate) enum Refresh {
     Reused,
 }
 
-pub(crate) fn refresh(token: PresentedToken, grace: TimeDelta, now: DateTime<Utc>) -> Refresh {
+pub(crate) fn refresh(token: PresentedToken, session: &Session, grace: TimeDelta, now: DateTime<Utc>) -> Refresh {
     match token.replaced_at {
-        _ if now >= token.session_expires_at => Refresh::Expired,
+        _ if now >= session.expires_at => Refresh::Expired,
         None if now >= token.expires_at => Refresh::Expired,
         None => Refresh::Exchange,
         Some(replaced_at) if token.is_parent_of_current && now < replaced_at + grace => Refresh::Repeat,
@@ -43,6 +44,8 @@ pub(crate) fn refresh(token: PresentedToken, grace: TimeDelta, now: DateTime<Utc
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     const GRACE: TimeDelta = TimeDelta::seconds(10);
@@ -52,8 +55,13 @@ mod tests {
     }
 
     fn token(replaced_at: Option<i64>, is_parent_of_current: bool) -> PresentedToken {
-        let (expires_at, session_expires_at) = (at(100), at(200));
-        PresentedToken { expires_at, replaced_at: replaced_at.map(at), is_parent_of_current, session_expires_at }
+        PresentedToken { expires_at: at(100), replaced_at: replaced_at.map(at), is_parent_of_current }
+    }
+
+    fn refresh(token: PresentedToken, grace: TimeDelta, now: DateTime<Utc>) -> Refresh {
+        let (id, user_id) = (Uuid::nil(), Uuid::nil());
+        let session = Session { id, user_id, user_agent: None, created_at: at(0), expires_at: at(200) };
+        super::refresh(token, &session, grace, now)
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl Status {
         }
     }
 
-    /// What is allowed instead of a transition that is refused.
+    /// Names the transitions that are allowed instead of a refused one.
     fn advice(self) -> String {
         let allowed: Vec<&str> = Status::iter().filter(|to| self.change_to(*to).is_ok()).map(<&str>::from).collect();
         match allowed.split_last() {
@@ -87,11 +87,12 @@ impl From<Status> for SubscriptionStatus {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct Subscription {
     pub(crate) id: Uuid,
     pub(crate) user_id: Uuid,
     pub(crate) plan: String,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: Status,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) updated_at: DateTime<Utc>,

@@ -1,5 +1,5 @@
 //! Limits on attempts. The attempts of two adjacent windows approximate a sliding window: those of the previous one count
-//! less the more of the current one has passed. An attempt that is refused is not counted, so nobody is locked out for
+//! less the more of the current one has passed. An attempt that is refused is not counted, so a user is locked out no
 //! longer than it takes for the counted attempts to pass.
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -42,10 +42,11 @@ impl Limit {
         }
         // The part of a window after which `counted` attempts weigh no more than `allowed`.
         let part = |counted: f64, allowed: f64| if counted > 0.0 { 1.0 - (allowed / counted).max(0.0) } else { 0.0 };
-        let windows = match current <= limit - 1.0 {
-            true => part(previous, limit - 1.0 - current) - passed,
+        let windows = if current <= limit - 1.0 {
+            part(previous, limit - 1.0 - current) - passed
+        } else {
             // They become those of the previous window first.
-            false => 1.0 - passed + part(current, limit - 1.0),
+            1.0 - passed + part(current, limit - 1.0)
         };
         Some(TimeDelta::milliseconds((windows.max(0.0) * seconds * 1000.0).ceil() as i64))
     }

@@ -1,27 +1,19 @@
 //! Changing and deleting accounts.
 
-use std::sync::Arc;
-
 use chrono::{DateTime, Utc};
 use contracts::identity::{ACCOUNT_DELETED, AccountDeleted, SUBSCRIPTION_CANCELLED};
-use http::StatusCode;
 use http_kit::auth::Principal;
 use http_kit::etag::IfMatch;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::database::Database;
 use pillarbox::log::Tenant;
 use pillarbox::log::{Post, blank_key, post};
-use runtime::secret::Secret;
 use serde_json::value::to_raw_value;
-use service::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::contact::announce;
 use super::email::MESSAGE_SOURCE;
-use super::login::confirm_password;
 use super::throttle::{CONFIRM_USER, EMAIL_ACCOUNT, LOGIN_ACCOUNT};
-use super::{ClientInfo, EndedSessions, Tx, subscription};
+use super::{EndedSessions, Tx, subscription};
 use crate::Identity;
 use crate::domain::{Account, Status};
 use crate::error::Error;
@@ -58,28 +50,17 @@ pub(crate) async fn update(
     Ok(new)
 }
 
-/// Deletes the account of a user who is signed in and knows the password.
+/// Deletes the account of a user who has confirmed the password.
 pub(crate) async fn delete(
-    identity: &Arc<Identity>,
-    account: Account,
-    password: Secret<String>,
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    confirm_password(identity, &account, password, client).await?;
-    let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
-    let ends = ended.clone();
-    let deleted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            let actor = Principal::User(account.id).to_string();
-            let current = store::lock(tx, account.id).await.map_err(Error::from)?.ok_or(Error::SessionEnded)?;
-            erase(tx, &owner.digests, &current, (AuditAction::Deleted, &actor), &ends, now).await?;
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-        })
-    });
-    let response = deleted.await?;
-    ended.apply(&identity.tokens);
-    Ok(response)
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    user: Uuid,
+    ended: &EndedSessions,
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    let actor = Principal::User(user).to_string();
+    let current = store::lock(tx, user).await?.ok_or(Error::SessionEnded)?;
+    erase(tx, &identity.digests, &current, AuditAction::Deleted, &actor, ended, now).await
 }
 
 /// Deletes a locked account and everything that belongs to it, and tells the other services. An audit entry with the id
@@ -88,7 +69,8 @@ async fn erase(
     tx: &mut Tx<'_>,
     digests: &DigestKey,
     account: &Account,
-    (action, actor): (AuditAction, &str),
+    action: AuditAction,
+    actor: &str,
     ended: &EndedSessions,
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
@@ -105,7 +87,7 @@ async fn erase(
     throttle::delete(tx, &[LOGIN_ACCOUNT, EMAIL_ACCOUNT, CONFIRM_USER], &subjects).await?;
     accepted_request::delete_of_email(tx, &account.email).await?;
     store::delete(tx, account.id).await?;
-    audit::insert(tx, account.id, (action, actor), now).await?;
+    audit::insert(tx, account.id, action, actor, now).await?;
     // The e-mails that wait to be sent contain the address.
     let key = account.id.to_string();
     blank_key(tx, &Tenant::main(), &key, "the account was deleted").await?;
@@ -118,14 +100,15 @@ async fn erase(
 pub(crate) async fn erase_unverified(
     db: &Database,
     digests: &DigestKey,
-    (before, now): (DateTime<Utc>, DateTime<Utc>),
+    before: DateTime<Utc>,
+    now: DateTime<Utc>,
     limit: i64,
 ) -> Result<usize, Error> {
     let (mut tx, ended) = (db.begin().await?, EndedSessions::default());
     let ids = expiry::unverified(&mut tx, before, limit).await?;
     for id in &ids {
         if let Some(account) = store::lock(&mut tx, *id).await? {
-            erase(&mut tx, digests, &account, (AuditAction::Expired, "system"), &ended, now).await?;
+            erase(&mut tx, digests, &account, AuditAction::Expired, "system", &ended, now).await?;
         }
     }
     tx.commit().await?;

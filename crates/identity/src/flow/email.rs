@@ -25,7 +25,7 @@ const NOTICE_TIME: TimeDelta = TimeDelta::hours(24);
 /// An e-mail about something that has happened to an account.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Notice {
-    /// Somebody tried to register with the address.
+    /// There was an attempt to register the address again.
     AccountExists,
     PasswordChanged,
 }
@@ -47,7 +47,7 @@ pub(super) async fn send_token(
         }
     };
     let (token, expires_at) = (NewToken::generate(), now + TimeDelta::hours(i64::from(hours)));
-    one_time_token::insert(tx, account.id, (kind, &token.digest), expires_at).await?;
+    one_time_token::insert(tx, account.id, kind, &token.digest, expires_at).await?;
     let mut variables = BTreeMap::from([
         ("token".to_owned(), token.text.reveal().clone()),
         ("expires_in_hours".to_owned(), hours.to_string()),
@@ -55,7 +55,7 @@ pub(super) async fn send_token(
     if let Some(address) = &identity.public_url {
         variables.insert("link".to_owned(), format!("{address}/{page}?token={}", token.text.reveal()));
     }
-    request(tx, account, (topic, template), variables, expires_at).await
+    request(tx, account, topic, template, variables, expires_at).await
 }
 
 /// Requests an e-mail without a token.
@@ -65,17 +65,18 @@ pub(super) async fn send_notice(
     notice: Notice,
     now: DateTime<Utc>,
 ) -> Result<(), Error> {
-    let template = match notice {
+    let (topic, template) = match notice {
         Notice::AccountExists => (EMAIL_ACCOUNT_EXISTS, "account_exists"),
         Notice::PasswordChanged => (EMAIL_PASSWORD_CHANGED, "password_changed"),
     };
-    request(tx, account, template, BTreeMap::new(), now + NOTICE_TIME).await
+    request(tx, account, topic, template, BTreeMap::new(), now + NOTICE_TIME).await
 }
 
 async fn request(
     tx: &mut Tx<'_>,
     account: &Account,
-    (topic, template): (&str, &str),
+    topic: &str,
+    template: &str,
     mut variables: BTreeMap<String, String>,
     expires_at: DateTime<Utc>,
 ) -> Result<(), Error> {

@@ -1,14 +1,7 @@
 //! Signing in.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use chrono::{DateTime, TimeDelta, Utc};
-use http::StatusCode;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use runtime::secret::Secret;
-use service::idempotency::{StoreResponse, run_once};
 use uuid::Uuid;
 
 use super::throttle::{check, confirmation_subject, count_if_allowed, login_subjects};
@@ -24,9 +17,6 @@ use crate::view::Tokens;
 
 /// The number of sessions that a user may have. The oldest ones end.
 const SESSIONS_MAX: i64 = 100;
-/// How often a password is verified if it is hashed again meanwhile. Of the sign-ins at the same time after a change of the
-/// parameters, one saves the new hash, and the others verify that one.
-const ATTEMPTS_MAX: u32 = 3;
 
 /// An address and a password, both normalised.
 #[derive(Clone)]
@@ -36,7 +26,7 @@ pub(crate) struct Credentials {
 }
 
 /// Verified credentials, to be used in the transaction that follows.
-struct VerifiedLogin {
+pub(crate) struct VerifiedLogin {
     account: Account,
     /// The hash with the current parameters, if the stored one has others.
     new_hash: Option<String>,
@@ -45,57 +35,28 @@ struct VerifiedLogin {
     user_agent: Option<String>,
 }
 
-/// Signs in. The answers to an unknown address and to a wrong password, and their times, do not differ: the same statements run,
-/// and a hash is computed that costs as much as that of some account. Fails if the credentials are wrong, a limit is reached,
-/// or the address is not verified.
-pub(crate) async fn login(
-    identity: &Arc<Identity>,
+/// Verifies credentials. The answers to an unknown address and to a wrong password, and their times, do not differ: the same
+/// statements run, and a hash is computed that costs as much as that of some account. Fails if the credentials are wrong, or a
+/// limit is reached.
+pub(crate) async fn verify(
+    identity: &Identity,
     credentials: Credentials,
     client: ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let mut attempts = 0;
-    loop {
-        attempts += 1;
-        let verified = verify(identity, credentials.clone(), client.clone()).await?;
-        let (owner, ended, now) = (identity.clone(), EndedSessions::default(), identity.clock.now());
-        let (ends, is_replaced) = (ended.clone(), Arc::new(AtomicBool::new(false)));
-        let replaced = is_replaced.clone();
-        let signed_in = run_once(&identity.db, request.as_ref(), StoreResponse::WithoutBody, |tx| {
-            Box::pin(async move {
-                let started = start_session(&owner, tx, verified, &ends, now).await;
-                replaced.store(matches!(started, Err(Error::HashReplaced)), Ordering::Relaxed);
-                let next_step = "sign in again with a new Idempotency-Key";
-                Ok(StoredResponse::json(StatusCode::OK, &started?).shown_once(next_step))
-            })
-        });
-        match signed_in.await {
-            Err(_) if is_replaced.load(Ordering::Relaxed) && attempts < ATTEMPTS_MAX => {}
-            Err(problem) => return Err(problem),
-            Ok(response) => {
-                ended.apply(&identity.tokens);
-                metrics::counter!("pillarbox_identity_logins_total", "outcome" => "success").increment(1);
-                return Ok(response);
-            }
-        }
-    }
-}
-
-async fn verify(identity: &Identity, credentials: Credentials, client: ClientInfo) -> Result<VerifiedLogin, Error> {
+) -> Result<VerifiedLogin, Error> {
     let Credentials { email, password } = credentials;
     let network = identity.digests.of_network(client.network);
     let (found, stand_in, subjects) = {
         let mut db = identity.db.acquire().await?;
         let found = store::find_for_login(&mut db, &email, &network).await?;
-        let is_known = found.as_ref().is_some_and(|(_, is_known)| *is_known);
+        let is_known = found.as_ref().is_some_and(|found| found.is_network_known);
         let subjects = login_subjects(identity, &email, &network, is_known);
         check(&mut db, &subjects, identity.clock.now()).await?;
         // Hashes with former parameters take another time. So an unknown address is treated like some account, always like the
         // same one: no address takes a time that only accounts take.
         let stand_in = store::password_hash_at(&mut db, identity.digests.fraction_of_email(&email)).await?;
-        (found.map(|(account, _)| account), stand_in, subjects)
+        (found.map(|found| found.account), stand_in, subjects)
     };
-    // A known network has a share of its own, as it has a count.
+    // A known network has a separate share, as it has a separate count.
     let caller = HashCaller { network, account: subjects[0].digest };
     let verified = match &found {
         Some(account) => Some(identity.hashes.verify(caller, password.clone(), &account.password_hash).await?),
@@ -107,11 +68,8 @@ async fn verify(identity: &Identity, credentials: Credentials, client: ClientInf
     let (Some(account), Some(Verified { is_correct: true, is_outdated })) = (found, verified) else {
         return Err(count_failure(identity, &subjects).await.unwrap_or_else(|error| error));
     };
-    // Without a new hash the old one stays valid, so a full queue is no reason to refuse the user.
-    let new_hash = match is_outdated {
-        true => identity.hashes.hash(caller, password).await.ok(),
-        false => None,
-    };
+    // Without a new hash the old one stays valid, so a full queue does not refuse the user.
+    let new_hash = if is_outdated { identity.hashes.hash(caller, password).await.ok() } else { None };
     Ok(VerifiedLogin { account, new_hash, subjects, network, user_agent: client.user_agent })
 }
 
@@ -129,8 +87,8 @@ async fn count_failure<const COUNT: usize>(identity: &Identity, subjects: &[Subj
 }
 
 /// Checks the password of a user who is signed in, for a change that needs it. Wrong ones count against a limit of
-/// the user. Returns who causes the hashes of the request.
-pub(super) async fn confirm_password(
+/// the user. Returns the caller that the hashes of the request count for.
+pub(crate) async fn confirm_password(
     identity: &Identity,
     account: &Account,
     password: Secret<String>,
@@ -157,7 +115,8 @@ pub(super) async fn confirm_password(
     }
 }
 
-async fn start_session(
+/// Starts a session. Fails if the credentials are no longer right, a limit is reached, or the address is not verified.
+pub(crate) async fn start_session(
     identity: &Identity,
     tx: &mut Tx<'_>,
     verified: VerifiedLogin,
@@ -182,7 +141,7 @@ async fn start_session(
         store::update(tx, &Account { password_hash, ..current.clone() }).await?;
     }
     store::remember_network(tx, current.id, &network, now).await?;
-    open_session(identity, tx, &current, (user_agent, now), ended).await
+    open_session(identity, tx, &current, user_agent, ended, now).await
 }
 
 /// Creates a session of a locked account, with its first tokens.
@@ -190,14 +149,15 @@ pub(super) async fn open_session(
     identity: &Identity,
     tx: &mut Tx<'_>,
     account: &Account,
-    (user_agent, now): (Option<String>, DateTime<Utc>),
+    user_agent: Option<String>,
     ended: &EndedSessions,
+    now: DateTime<Utc>,
 ) -> Result<Tokens, Error> {
     let expires_at = now + TimeDelta::days(i64::from(identity.settings.session_days));
     let session = Session { id: Uuid::now_v7(), user_id: account.id, user_agent, created_at: now, expires_at };
     session::insert(tx, &session).await?;
     let token = NewToken::generate();
-    session::insert_token(tx, session.id, (&token.digest, None), token_expiry(identity, &session, now)).await?;
+    session::insert_token(tx, session.id, &token.digest, None, token_expiry(identity, &session, now)).await?;
     ended.add(session::delete_oldest(tx, account.id, SESSIONS_MAX).await?);
     tokens(identity, account, session.id, token, now)
 }

@@ -1,20 +1,16 @@
 //! Requests for an address whose answer must not reveal whether the address has an account: registration, and requests for
 //! e-mails with a token.
 //!
-//! A request does the same for every address: it counts against the limits and stores what was requested. What to do is
+//! A request does the same for every address: it counts against the limits and stores what was requested. The next step is
 //! decided after the answer, by a task that the request spawns, or by the worker of any process if that one has ended.
 
 use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use http::StatusCode;
 use http_kit::admission::caller_share::request_caller;
-use http_kit::idempotency::{RequestIdentity, StoredResponse};
-use http_kit::problem::Problem;
 use pillarbox::database::Database;
 use runtime::secret::Secret;
 use runtime::worker::Round;
-use service::idempotency::{StoreResponse, run_once};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -26,10 +22,9 @@ use crate::Identity;
 use crate::domain::{Account, Role, TokenKind};
 use crate::error::Error;
 use crate::hash_pool::HashCaller;
-use crate::store::accepted_request::{self, Requested};
+use crate::store::accepted_request::{self, AcceptedRequest, Requested};
 use crate::store::throttle::Subject;
 use crate::store::{account as store, one_time_token};
-use crate::view::Accepted;
 
 /// The pause before a request that failed is processed again, and the number that is processed at once.
 const RETRY_PAUSE: TimeDelta = TimeDelta::seconds(10);
@@ -43,73 +38,70 @@ pub(crate) struct NewUser {
     pub(crate) password: Secret<String>,
 }
 
-/// Accepts a registration. Fails if a limit is reached.
-pub(crate) async fn accept_registration(
-    identity: &Arc<Identity>,
-    new: NewUser,
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let NewUser { email, name, locale, password } = new;
-    let mut db = identity.db.acquire().await.map_err(Error::from)?;
-    let subjects = subjects(identity, &mut db, &email, client).await?;
-    let allowed = check(&mut db, &subjects, identity.clock.now()).await;
-    drop(db);
-    // Above the limits no hash is computed: anybody could occupy the threads. Below them always, and before anything is known
-    // about the address.
-    let requested = match allowed {
-        Ok(()) => {
-            let [account, network] = subjects.map(|subject| subject.digest);
-            let password_hash =
-                identity.hashes.hash(HashCaller { network, account }, password).await.map_err(Error::from)?;
-            Ok(Requested::Registration { name, locale, password_hash })
-        }
-        Err(limited) => Err(limited),
-    };
-    accept_if(identity, (email, requested), client, request).await
+/// A request for an address, to be accepted in the transaction that follows.
+pub(crate) struct ReceivedRequest {
+    pub(crate) id: Uuid,
+    email: String,
+    /// The error if a limit is reached. A repeat of a request that was accepted does not get it.
+    requested: Result<Requested, Error>,
+    client: ClientInfo,
 }
 
-/// Accepts a request for an e-mail. Fails if a limit is reached.
-pub(crate) async fn accept(
-    identity: &Arc<Identity>,
-    (email, requested): (String, Requested),
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    accept_if(identity, (email, Ok(requested)), client, request).await
-}
-
-/// Accepts what is requested, or fails with the error instead, unless the request is a repeat of one that was accepted.
-async fn accept_if(
-    identity: &Arc<Identity>,
-    (email, requested): (String, Result<Requested, Error>),
-    client: &ClientInfo,
-    request: Option<RequestIdentity>,
-) -> Result<StoredResponse, Problem> {
-    let (id, now) = (Uuid::now_v7(), identity.clock.now());
-    let (owner, client) = (identity.clone(), client.clone());
-    let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            let requested = requested?;
-            let subjects = subjects(&owner, tx, &email, &client).await?;
-            count_if_allowed(tx, &subjects, now).await?;
-            accepted_request::insert(tx, id, (&email, &requested), now).await.map_err(Error::from)?;
-            Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
-        })
-    });
-    let response = accepted.await?;
-    if !response.is_replayed() {
-        let (identity, caller) = (identity.clone(), request_caller());
-        identity.tasks.clone().spawn(caller.run(async move {
-            if let Err(error) = process(&identity, &identity.db, id).await {
-                tracing::warn!(%error, "an accepted request could not be processed yet");
-            }
-        }));
+impl ReceivedRequest {
+    pub(crate) fn new(email: String, requested: Requested, client: ClientInfo) -> ReceivedRequest {
+        ReceivedRequest { id: Uuid::now_v7(), email, requested: Ok(requested), client }
     }
-    Ok(response)
+
+    /// Hashes the password of a registration.
+    pub(crate) async fn registration(
+        identity: &Identity,
+        new: NewUser,
+        client: ClientInfo,
+    ) -> Result<ReceivedRequest, Error> {
+        let NewUser { email, name, locale, password } = new;
+        let mut db = identity.db.acquire().await?;
+        let subjects = subjects(identity, &mut db, &email, &client).await?;
+        let allowed = check(&mut db, &subjects, identity.clock.now()).await;
+        drop(db);
+        // Above the limits no hash is computed, because any client could occupy the threads. Below them always, and before
+        // anything is known about the address.
+        let requested = match allowed {
+            Ok(()) => {
+                let [account, network] = subjects.map(|subject| subject.digest);
+                let password_hash = identity.hashes.hash(HashCaller { network, account }, password).await?;
+                Ok(Requested::Registration { name, locale, password_hash })
+            }
+            Err(limited) => Err(limited),
+        };
+        Ok(ReceivedRequest { id: Uuid::now_v7(), email, requested, client })
+    }
 }
 
-/// What a request counts against. The same statement runs whether the address has an account or not.
+/// Accepts a request. Fails if a limit is reached.
+pub(crate) async fn accept(
+    identity: &Identity,
+    tx: &mut Tx<'_>,
+    received: ReceivedRequest,
+    now: DateTime<Utc>,
+) -> Result<(), Error> {
+    let ReceivedRequest { id, email, requested, client } = received;
+    let requested = requested?;
+    let subjects = subjects(identity, tx, &email, &client).await?;
+    count_if_allowed(tx, &subjects, now).await?;
+    Ok(accepted_request::insert(tx, id, &email, &requested, now).await?)
+}
+
+/// Spawns a task that processes an accepted request.
+pub(crate) fn spawn_processing(identity: &Arc<Identity>, id: Uuid) {
+    let (identity, caller) = (identity.clone(), request_caller());
+    identity.tasks.clone().spawn(caller.run(async move {
+        if let Err(error) = process(&identity, &identity.db, id).await {
+            tracing::warn!(%error, "an accepted request could not be processed yet");
+        }
+    }));
+}
+
+/// The subjects that a request counts against. The same statement runs whether the address has an account or not.
 async fn subjects(
     identity: &Identity,
     db: &mut PgConnection,
@@ -138,12 +130,12 @@ pub(crate) async fn process_due(identity: &Identity, db: &Database) -> Result<Ro
 /// Processes one request, unless it has been.
 async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Error> {
     let mut tx = db.begin().await?;
-    let Some((email, requested)) = accepted_request::claim(&mut tx, id).await? else { return Ok(()) };
+    let Some(AcceptedRequest { email, requested }) = accepted_request::claim(&mut tx, id).await? else { return Ok(()) };
     let now = identity.clock.now();
     let found = store::lock_by_email(&mut tx, &email).await?;
     match (requested, found) {
         (Requested::Registration { name, locale, password_hash }, found) => {
-            let new = new_account(email, (name, locale), password_hash, now);
+            let new = new_account(email, name, locale, password_hash, now);
             register(identity, &mut tx, new, found).await?;
         }
         (Requested::Verification, Some(account)) if account.verified_at.is_none() => {
@@ -158,8 +150,8 @@ async fn process(identity: &Identity, db: &Database, id: Uuid) -> Result<(), Err
     Ok(())
 }
 
-/// Creates the account; tells the owner of an existing one. If the address is registered again before it is verified, nobody
-/// knows which registration is the owner's, so none of them decides the password: the owner sets one after the verification.
+/// Creates the account; tells the owner of an existing one. If the address is registered again before it is verified, it is
+/// not known which registration is the owner's, so none of them decides the password: the owner sets one after the verification.
 async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found: Option<Account>) -> Result<(), Error> {
     let now = new.created_at;
     if found.is_none() && !store::insert(tx, &new).await? {
@@ -185,7 +177,7 @@ async fn register(identity: &Identity, tx: &mut Tx<'_>, new: Account, mut found:
     }
 }
 
-fn new_account(email: String, (name, locale): (String, String), password_hash: String, now: DateTime<Utc>) -> Account {
+fn new_account(email: String, name: String, locale: String, password_hash: String, now: DateTime<Utc>) -> Account {
     Account {
         id: Uuid::now_v7(),
         email,
@@ -210,11 +202,11 @@ pub(crate) async fn verify(
     now: DateTime<Utc>,
 ) -> Result<bool, Error> {
     let digest = digest.ok_or(Error::TokenNotFound)?;
-    let token = (TokenKind::Verification, &digest);
-    let user = one_time_token::find(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    let kind = TokenKind::Verification;
+    let user = one_time_token::find(tx, kind, &digest, now).await?.ok_or(Error::TokenNotFound)?;
     // The account first, as everywhere: two transactions that lock in another order can deadlock.
     let account = store::lock(tx, user).await?.ok_or(Error::TokenNotFound)?;
-    one_time_token::consume(tx, token, now).await?.ok_or(Error::TokenNotFound)?;
+    one_time_token::consume(tx, kind, &digest, now).await?.ok_or(Error::TokenNotFound)?;
     let version = account.version + 1;
     let verified = Account { verified_at: Some(now), updated_at: now, version, ..account };
     store::update(tx, &verified).await?;

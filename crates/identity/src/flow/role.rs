@@ -15,9 +15,10 @@ use crate::store::{account as store, session};
 pub(crate) async fn list(
     identity: &Identity,
     prefix: Option<&str>,
-    page: (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> Result<Vec<Account>, Error> {
-    Ok(store::list(&mut *identity.db.acquire().await?, prefix, page).await?)
+    Ok(store::list(&mut *identity.db.acquire().await?, prefix, before, limit).await?)
 }
 
 /// Sets the role of a user. New tokens have it. A user who is no longer an admin is signed out, so that no token with the
@@ -41,7 +42,7 @@ pub(crate) async fn set(
     if role == Role::User {
         ended.add(session::delete_of_user(tx, user).await?);
     }
-    audit::insert(tx, user, (action, actor), now).await?;
+    audit::insert(tx, user, action, actor, now).await?;
     store::update(tx, &Account { role, updated_at: now, version: account.version + 1, ..account }).await?;
     Ok(())
 }

@@ -64,16 +64,18 @@ pub(crate) async fn show(identity: &Identity, actor: Actor, id: Uuid) -> Result<
 pub(crate) async fn list(
     identity: &Identity,
     user: Uuid,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<Subscription>, Error> {
-    Ok(store::list(&mut *identity.db.acquire().await?, user, page).await?)
+    Ok(store::list(&mut *identity.db.acquire().await?, user, before, limit).await?)
 }
 
 /// Changes the status. The status that it has already changes nothing, because billing systems repeat their messages; but a user
 /// cannot cancel twice. Fails if the subscription has changed since `if_match`, or its status does not allow it.
 pub(crate) async fn change_status(
     tx: &mut Tx<'_>,
-    (actor, id): (Actor, Uuid),
+    actor: Actor,
+    id: Uuid,
     status: Status,
     if_match: &IfMatch,
     now: DateTime<Utc>,

@@ -16,34 +16,28 @@ pub(super) const EMAIL_ACCOUNT: &str = "email.account";
 pub(super) const CONFIRM_USER: &str = "confirm.user";
 
 /// The subjects of a sign-in: the account, whether it exists or not, and the network. A network from which the user has
-/// signed in before has a count of its own, so that failures elsewhere do not lock the user out there.
+/// signed in before has a separate count, so that failures elsewhere do not lock the user out there.
 pub(super) fn login_subjects(identity: &Identity, email: &str, network: &[u8; 32], is_known: bool) -> [Subject; 2] {
     let [account, of_network] = identity.settings.login_limits();
-    let digest = match is_known {
-        true => identity.digests.of_email_in(email, network),
-        false => identity.digests.of_email(email),
-    };
+    let digest = if is_known { identity.digests.of_email_in(email, network) } else { identity.digests.of_email(email) };
     [
         Subject { kind: LOGIN_ACCOUNT, digest, limit: account },
         Subject { kind: "login.network", digest: *network, limit: of_network },
     ]
 }
 
-/// The subject of a password that a signed-in user confirms: the user alone. Whoever has a copied token changes networks, and
-/// others in the network of a user who mistypes are not concerned.
+/// The subject of a password that a signed-in user confirms: the user alone. A thief with a copied token can change networks,
+/// and a user who mistypes must not lock out others in the same network.
 pub(super) fn confirmation_subject(identity: &Identity, user: Uuid) -> [Subject; 1] {
     let [limit, _] = identity.settings.login_limits();
     [Subject { kind: CONFIRM_USER, digest: identity.digests.of_user(user), limit }]
 }
 
 /// The subjects of a request that may cause an e-mail: the address, whether it has an account or not, and the network. As for
-/// sign-ins, a known network has a count of its own, so that requests elsewhere do not keep the user from resetting a password.
+/// sign-ins, a known network has a separate count, so that requests elsewhere do not keep the user from resetting a password.
 pub(super) fn email_subjects(identity: &Identity, email: &str, network: &[u8; 32], is_known: bool) -> [Subject; 2] {
     let [account, of_network] = identity.settings.email_limits();
-    let digest = match is_known {
-        true => identity.digests.of_email_in(email, network),
-        false => identity.digests.of_email(email),
-    };
+    let digest = if is_known { identity.digests.of_email_in(email, network) } else { identity.digests.of_email(email) };
     [
         Subject { kind: EMAIL_ACCOUNT, digest, limit: account },
         Subject { kind: "email.network", digest: *network, limit: of_network },

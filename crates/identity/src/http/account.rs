@@ -18,13 +18,14 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member};
+use super::{IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member, run_ending_sessions};
 use crate::Identity;
 use crate::domain::Account;
 use crate::error::Error;
 use crate::fields::{self, Checks};
 use crate::flow::ClientInfo;
 use crate::flow::account::{self as flow, Changes};
+use crate::flow::login::confirm_password;
 use crate::view::AccountView;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
@@ -113,7 +114,15 @@ async fn delete(
     let mut checks = Checks::default();
     let password = checks.check("/password", fields::password(&body.password));
     let password = checks.finish(password).map_err(Error::Invalid)?;
-    flow::delete(&identity, account, password, &client, identity.digests.sealed(request)).await
+    confirm_password(&identity, &account, password, &client).await?;
+    let (owner, request, now) = (identity.clone(), identity.digests.sealed(request), identity.clock.now());
+    run_ending_sessions(&identity, request.as_ref(), StoreResponse::WithBody, |tx, ended| {
+        Box::pin(async move {
+            flow::delete(&owner, tx, account.id, &ended, now).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
 }
 
 fn tag(account: &Account) -> HeaderValue {

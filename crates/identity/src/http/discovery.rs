@@ -1,4 +1,4 @@
-//! What other programs need to verify the tokens of this installation.
+//! The information with which other programs verify the tokens of this installation.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ async fn keys(State(identity): State<Arc<Identity>>, _: Option<Caller>) -> Json<
 
 /// Show the configuration for verifying tokens
 ///
-/// The part of OpenID Connect Discovery that this installation supports: issuer and keys. It is no provider of OpenID
+/// The part of OpenID Connect Discovery that this installation supports: issuer and keys. It is not a provider of OpenID
 /// Connect.
 #[utoipa::path(get, path = "/.well-known/openid-configuration", operation_id = "getOpenIdConfiguration", tag = "identity", security((), ("bearer" = [])),
     responses((status = 200, body = OpenIdConfiguration)))]

@@ -3,22 +3,25 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use http_kit::auth::Caller;
 use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::problem::Problem;
 use runtime::secret::Secret;
 use serde::Deserialize;
+use service::idempotency::StoreResponse;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::registration::Address;
-use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, Member};
+use super::registration::{Address, accept};
+use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, Member, run_ending_sessions};
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks};
+use crate::flow::ClientInfo;
 use crate::flow::password::{self as flow, PasswordChange};
-use crate::flow::{ClientInfo, request};
+use crate::flow::request::ReceivedRequest;
 use crate::secrets::token_digest;
 use crate::store::accepted_request::Requested;
 use crate::view::{Accepted, Tokens};
@@ -68,7 +71,15 @@ async fn change(
     let new = checks.check("/new_password", fields::new_password(&body.new_password, &account.email, &account.name));
     let change = || Some(PasswordChange { current: current?, new: new? });
     let change = checks.finish(change()).map_err(Error::Invalid)?;
-    flow::change(&identity, account, change, client, identity.digests.sealed(request)).await
+    let verified = flow::verify_change(&identity, account, change, client).await?;
+    let (owner, request, now) = (identity.clone(), identity.digests.sealed(request), identity.clock.now());
+    run_ending_sessions(&identity, request.as_ref(), StoreResponse::WithoutBody, |tx, ended| {
+        Box::pin(async move {
+            let tokens = flow::change(&owner, tx, verified, &ended, now).await?;
+            Ok(StoredResponse::json(StatusCode::OK, &tokens).shown_once("sign in with the new password"))
+        })
+    })
+    .await
 }
 
 /// Request an e-mail with a token for a new password
@@ -83,7 +94,8 @@ async fn forgot(
     client: ClientInfo,
     Mutation { body: JsonBody(body), identity: key }: Mutation<JsonBody<Address>>,
 ) -> Result<StoredResponse, Problem> {
-    request::accept(&identity, (body.checked()?, Requested::PasswordReset), &client, identity.digests.sealed(key)).await
+    let received = ReceivedRequest::new(body.checked()?, Requested::PasswordReset, client);
+    accept(&identity, received, key).await
 }
 
 /// Set a new password
@@ -99,6 +111,13 @@ async fn reset(
     client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Reset>>,
 ) -> Result<StoredResponse, Problem> {
-    let digest = token_digest(&body.token);
-    flow::reset(&identity, digest, body.new_password, &client, identity.digests.sealed(request)).await
+    let prepared = flow::prepare_reset(&identity, token_digest(&body.token), body.new_password, &client).await?;
+    let (owner, request, now) = (identity.clone(), identity.digests.sealed(request), identity.clock.now());
+    run_ending_sessions(&identity, request.as_ref(), StoreResponse::WithBody, |tx, ended| {
+        Box::pin(async move {
+            flow::reset(&owner, tx, prepared, &ended, now).await?;
+            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
+        })
+    })
+    .await
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use http_kit::auth::Caller;
-use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
+use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use http_kit::problem::Problem;
 use runtime::secret::Secret;
 use serde::Deserialize;
@@ -19,7 +19,7 @@ use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks, LOCALE_DEFAULT};
 use crate::flow::ClientInfo;
-use crate::flow::request::{self as flow, NewUser};
+use crate::flow::request::{self as flow, NewUser, ReceivedRequest};
 use crate::secrets::token_digest;
 use crate::store::accepted_request::Requested;
 use crate::view::{Accepted, Verification};
@@ -60,7 +60,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Returns the normalised address. Fails if it is none.
+    /// Returns the normalised address. Fails if it is not valid.
     pub(super) fn checked(&self) -> Result<String, Error> {
         let mut checks = Checks::default();
         let email = checks.check("/email", fields::email(&self.email));
@@ -100,7 +100,28 @@ async fn register(
     let password = checks.check("/password", fields::new_password(&body.password, known_email, known_name));
     let new = || Some(NewUser { email: email?, name: name?, locale: locale?, password: password? });
     let new = checks.finish(new()).map_err(Error::Invalid)?;
-    flow::accept_registration(&identity, new, &client, identity.digests.sealed(request)).await
+    accept(&identity, ReceivedRequest::registration(&identity, new, client).await?, request).await
+}
+
+/// Accepts a request, once for each `Idempotency-Key`. It is processed after the response.
+pub(super) async fn accept(
+    identity: &Arc<Identity>,
+    received: ReceivedRequest,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let (owner, id, now) = (identity.clone(), received.id, identity.clock.now());
+    let request = identity.digests.sealed(request);
+    let accepted = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+        Box::pin(async move {
+            flow::accept(&owner, tx, received, now).await?;
+            Ok(StoredResponse::json(StatusCode::ACCEPTED, &Accepted::default()))
+        })
+    });
+    let response = accepted.await?;
+    if !response.is_replayed() {
+        flow::spawn_processing(identity, id);
+    }
+    Ok(response)
 }
 
 /// Verify an address
@@ -138,5 +159,5 @@ async fn resend(
     client: ClientInfo,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Address>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::accept(&identity, (body.checked()?, Requested::Verification), &client, identity.digests.sealed(request)).await
+    accept(&identity, ReceivedRequest::new(body.checked()?, Requested::Verification, client), request).await
 }

@@ -1,9 +1,11 @@
 //! Signing in and out, refreshing, and the list of sessions.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderValue, StatusCode};
 use chrono::{DateTime, Utc};
 use http_kit::auth::Caller;
 use http_kit::extract::Path;
@@ -12,20 +14,24 @@ use http_kit::page::{Listing, NoFilters, Page, PageScope};
 use http_kit::problem::Problem;
 use runtime::secret::Secret;
 use serde::Deserialize;
-use service::idempotency::{StoreResponse, run_once};
+use service::idempotency::StoreResponse;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member};
+use super::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_ENDS, IDEMPOTENCY_KEY_ONCE, Member, run_ending_sessions};
 use crate::Identity;
 use crate::error::Error;
 use crate::fields::{self, Checks};
-use crate::flow::login::{Credentials, login as sign_in};
-use crate::flow::{ClientInfo, EndedSessions, session as flow};
+use crate::flow::login::{self, Credentials};
+use crate::flow::{ClientInfo, session as flow};
 use crate::secrets::token_digest;
 use crate::view::{SessionItem, Tokens};
+
+/// How often a password is verified if other sign-ins hash it again at the same time. Of those after a change of the parameters,
+/// one saves the new hash, and the others verify that one.
+const ATTEMPTS_MAX: u32 = 3;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
     OpenApiRouter::new()
@@ -79,9 +85,41 @@ async fn login(
     sign_in(&identity, credentials, client, identity.digests.sealed(request)).await
 }
 
+/// Verifies the credentials and starts a session. Both are repeated if another sign-in has replaced the hash in between.
+async fn sign_in(
+    identity: &Arc<Identity>,
+    credentials: Credentials,
+    client: ClientInfo,
+    request: Option<RequestIdentity>,
+) -> Result<StoredResponse, Problem> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let verified = login::verify(identity, credentials.clone(), client.clone()).await?;
+        let (owner, now, is_replaced) = (identity.clone(), identity.clock.now(), Arc::new(AtomicBool::new(false)));
+        let replaced = is_replaced.clone();
+        let started = run_ending_sessions(identity, request.as_ref(), StoreResponse::WithoutBody, |tx, ended| {
+            Box::pin(async move {
+                let started = login::start_session(&owner, tx, verified, &ended, now).await;
+                replaced.store(matches!(started, Err(Error::HashReplaced)), Ordering::Relaxed);
+                let next_step = "sign in again with a new Idempotency-Key";
+                Ok(StoredResponse::json(StatusCode::OK, &started?).shown_once(next_step))
+            })
+        });
+        match started.await {
+            Err(_) if is_replaced.load(Ordering::Relaxed) && attempts < ATTEMPTS_MAX => {}
+            Err(problem) => return Err(problem),
+            Ok(response) => {
+                metrics::counter!("pillarbox_identity_logins_total", "outcome" => "success").increment(1);
+                return Ok(response);
+            }
+        }
+    }
+}
+
 /// Exchange a refresh token for new tokens
 ///
-/// A refresh token can be used once. One that was used before ends the session, because somebody may have copied it; only
+/// A refresh token can be used once. One that was used before ends the session, because it may have been copied; only
 /// a client that lost the answer may repeat the request within some seconds.
 #[utoipa::path(post, path = "/identity/v1/refresh", operation_id = "refreshSession", tag = "identity", request_body = Refresh,
     params(("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY_ONCE)),
@@ -92,7 +130,24 @@ async fn refresh(
     _: Option<Caller>,
     Mutation { body: JsonBody(body), identity: request }: Mutation<JsonBody<Refresh>>,
 ) -> Result<StoredResponse, Problem> {
-    flow::exchange(&identity, token_digest(&body.refresh_token), request).await
+    let (owner, digest, now) = (identity.clone(), token_digest(&body.refresh_token), identity.clock.now());
+    run_ending_sessions(&identity, request.as_ref(), StoreResponse::WithoutBody, |tx, ended| {
+        Box::pin(async move {
+            let next_step = "refresh again without the key, within the grace after the first request, or sign in again";
+            match flow::exchange(&owner, tx, digest, &ended, now).await {
+                Ok(tokens) => Ok(StoredResponse::json(StatusCode::OK, &tokens).shown_once(next_step)),
+                // Not an error of the transaction: the end of the session must be committed.
+                Err(Error::RefreshTokenReused) => Ok(refused(Error::RefreshTokenReused)),
+                Err(error) => Err(error.into()),
+            }
+        })
+    })
+    .await
+}
+
+fn refused(error: Error) -> StoredResponse {
+    let challenge = HeaderValue::from_static("Bearer realm=\"pillarbox\"");
+    StoredResponse::problem(&error.into()).with_header(WWW_AUTHENTICATE, challenge)
 }
 
 /// Sign out: end the session of this request
@@ -117,7 +172,7 @@ async fn list(
 ) -> Result<Page<SessionItem>, Problem> {
     let scope = PageScope::of_owner(&identity.cursor_key, "identity sessions", account.id, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let sessions = flow::list(&identity, account.id, (before, limit + 1)).await?;
+    let sessions = flow::list(&identity, account.id, before, limit + 1).await?;
     let page = scope.cut(sessions, limit, |view| (view.session.created_at, view.session.id));
     Ok(page.map(|view| SessionItem::new(view, session)))
 }
@@ -155,18 +210,14 @@ async fn end_sessions(
     session: Option<Uuid>,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
-    let ended = EndedSessions::default();
-    let ends = ended.clone();
-    let done = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+    run_ending_sessions(identity, request.as_ref(), StoreResponse::WithBody, |tx, ended| {
         Box::pin(async move {
             match session {
-                Some(session) => flow::end(tx, user, session, &ends).await?,
-                None => flow::end_all(tx, user, &ends).await?,
+                Some(session) => flow::end(tx, user, session, &ended).await?,
+                None => flow::end_all(tx, user, &ended).await?,
             }
             Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
         })
-    });
-    let response = done.await?;
-    ended.apply(&identity.tokens);
-    Ok(response)
+    })
+    .await
 }

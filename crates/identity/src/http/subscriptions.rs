@@ -82,15 +82,13 @@ struct Lister {
 
 impl Lister {
     async fn of(caller: &Caller, parts: &mut Parts, identity: &Arc<Identity>) -> Result<Lister, Problem> {
-        // The session of an operator with an account must be alive, too, and the account still an admin's.
+        // The session of an operator with an account must also be alive, and the account still an admin's.
         if caller.session.is_none() && caller.is_operator() {
             return Ok(Lister { actor: Actor::Operator, account: None });
         }
         let Member { account, .. } = Member::from_request_parts(parts, identity).await?;
-        let actor = match caller.is_operator() && account.role == Role::Admin {
-            true => Actor::Operator,
-            false => Actor::User(account.id),
-        };
+        let actor =
+            if caller.is_operator() && account.role == Role::Admin { Actor::Operator } else { Actor::User(account.id) };
         Ok(Lister { actor, account: Some(account.id) })
     }
 }
@@ -141,13 +139,13 @@ async fn list(
         (Actor::User(_), _) => return Err(Problem::forbidden("only operators may list the subscriptions of others")),
         (Actor::Operator, Some(user)) => user,
         (Actor::Operator, None) => {
-            let detail = "an API key has no subscriptions of its own: name a user with ?user_id=UUID";
+            let detail = "an API key has no subscriptions: name a user with ?user_id=UUID";
             return Err(Problem::forbidden(detail));
         }
     };
     let scope = PageScope::of_owner(&identity.cursor_key, "identity subscriptions", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let subscriptions = flow::list(&identity, user, (before, limit + 1)).await?;
+    let subscriptions = flow::list(&identity, user, before, limit + 1).await?;
     let page = scope.cut(subscriptions, limit, |subscription| (subscription.created_at, subscription.id));
     Ok(page.map(SubscriptionView::from))
 }
@@ -191,7 +189,7 @@ async fn cancel(
     if_match: IfMatch,
     Mutation { identity: request, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&identity, (actor, id), Status::Cancelled, if_match, request).await
+    change_status(&identity, actor, id, Status::Cancelled, if_match, request).await
 }
 
 /// Set the status of a subscription
@@ -211,21 +209,23 @@ async fn set_status(
     if_match: IfMatch,
     Mutation { body: JsonBody(NewStatus { status }), identity: request }: Mutation<JsonBody<NewStatus>>,
 ) -> Result<StoredResponse, Problem> {
-    change_status(&identity, (Actor::Operator, id), status, if_match, request).await
+    change_status(&identity, Actor::Operator, id, status, if_match, request).await
 }
 
 async fn change_status(
     identity: &Identity,
-    target: (Actor, Uuid),
+    actor: Actor,
+    id: Uuid,
     status: Status,
     if_match: IfMatch,
     request: Option<RequestIdentity>,
 ) -> Result<StoredResponse, Problem> {
     let now = identity.clock.now();
     let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(
-            async move { Ok(response(StatusCode::OK, flow::change_status(tx, target, status, &if_match, now).await?)) },
-        )
+        Box::pin(async move {
+            let changed = flow::change_status(tx, actor, id, status, &if_match, now).await?;
+            Ok(response(StatusCode::OK, changed))
+        })
     });
     with_headers(changed.await?)
 }
@@ -235,7 +235,7 @@ fn response(status: StatusCode, subscription: Subscription) -> StoredResponse {
 }
 
 /// Adds `ETag` and, for a new subscription, `Location`. Both are derived from the body, so the stored response of a repeated
-/// request gets them too.
+/// request also gets them.
 fn with_headers(response: StoredResponse) -> Result<StoredResponse, Problem> {
     #[derive(Deserialize)]
     struct Body {

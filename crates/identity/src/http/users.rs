@@ -9,16 +9,16 @@ use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::page::{Listing, Page, PageScope};
 use http_kit::problem::Problem;
 use serde::Deserialize;
-use service::idempotency::{StoreResponse, run_once};
+use service::idempotency::StoreResponse;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::{CurrentOperator, IDEMPOTENCY_KEY};
+use super::{CurrentOperator, IDEMPOTENCY_KEY, run_ending_sessions};
 use crate::Identity;
 use crate::domain::Role;
-use crate::flow::{EndedSessions, role as flow};
+use crate::flow::role as flow;
 use crate::view::{AccountView, RoleView};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Identity>> {
@@ -53,7 +53,7 @@ async fn list(
     let scope = PageScope::global(&identity.cursor_key, "identity users", &filters);
     let before: Option<Uuid> = scope.position(cursor.as_deref())?;
     let prefix = filters.email.map(|email| email.trim().to_lowercase());
-    let accounts = flow::list(&identity, prefix.as_deref(), (before, limit + 1)).await?;
+    let accounts = flow::list(&identity, prefix.as_deref(), before, limit + 1).await?;
     Ok(scope.cut(accounts, limit, |account| account.id).map(AccountView::from))
 }
 
@@ -71,15 +71,12 @@ async fn set_role(
     Path(id): Path<Uuid>,
     Mutation { body: JsonBody(NewRole { role }), identity: request }: Mutation<JsonBody<NewRole>>,
 ) -> Result<StoredResponse, Problem> {
-    let (ended, now) = (EndedSessions::default(), identity.clock.now());
-    let ends = ended.clone();
-    let changed = run_once(&identity.db, request.as_ref(), StoreResponse::WithBody, |tx| {
+    let now = identity.clock.now();
+    run_ending_sessions(&identity, request.as_ref(), StoreResponse::WithBody, |tx, ended| {
         Box::pin(async move {
-            flow::set(tx, id, role, &caller.principal.to_string(), &ends, now).await?;
+            flow::set(tx, id, role, &caller.principal.to_string(), &ended, now).await?;
             Ok(StoredResponse::json(StatusCode::OK, &RoleView { id, role }))
         })
-    });
-    let response = changed.await?;
-    ended.apply(&identity.tokens);
-    Ok(response)
+    })
+    .await
 }

@@ -1,11 +1,18 @@
 //! Requests that were accepted and wait to be processed.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// What was requested for an address.
+/// A request, and the address that it is for.
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct AcceptedRequest {
+    pub(crate) email: String,
+    #[sqlx(flatten, try_from = "RequestedColumns")]
+    pub(crate) requested: Requested,
+}
+
+/// The kind of a request for an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Requested {
     Registration { name: String, locale: String, password_hash: String },
@@ -13,10 +20,30 @@ pub(crate) enum Requested {
     PasswordReset,
 }
 
+/// The columns of [`Requested`]. Only a registration has a name, a locale and a hash.
+#[derive(sqlx::FromRow)]
+struct RequestedColumns {
+    kind: String,
+    name: Option<String>,
+    locale: Option<String>,
+    password_hash: Option<String>,
+}
+
+impl From<RequestedColumns> for Requested {
+    fn from(RequestedColumns { kind, name, locale, password_hash }: RequestedColumns) -> Requested {
+        match (name, locale, password_hash) {
+            (Some(name), Some(locale), Some(password_hash)) => Requested::Registration { name, locale, password_hash },
+            _ if kind == "verification" => Requested::Verification,
+            _ => Requested::PasswordReset,
+        }
+    }
+}
+
 pub(crate) async fn insert(
     db: &mut PgConnection,
     id: Uuid,
-    (email, requested): (&str, &Requested),
+    email: &str,
+    requested: &Requested,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let (kind, fields) = match requested {
@@ -44,12 +71,11 @@ pub(crate) async fn insert(
 
 /// Deletes a request and returns it, so that it is processed once. None if another process does it at the same time, or has
 /// done it.
-pub(crate) async fn claim(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<(String, Requested)>> {
+pub(crate) async fn claim(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<AcceptedRequest>> {
     let query = "delete from pillarbox_identity.accepted_request where id =
                      (select id from pillarbox_identity.accepted_request where id = $1 for update skip locked)
                  returning kind, email, name, locale, password_hash";
-    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(request_of).transpose()
+    sqlx::query_as(query).bind(id).fetch_optional(db).await
 }
 
 /// The ids of requests that are due, oldest first. Each is due again later, so that one that fails does not delay others.
@@ -72,17 +98,4 @@ pub(crate) async fn delete_of_email(db: &mut PgConnection, email: &str) -> sqlx:
     let query = "delete from pillarbox_identity.accepted_request where id in
                      (select id from pillarbox_identity.accepted_request where email = $1 for update skip locked)";
     sqlx::query(query).bind(email).execute(db).await.map(drop)
-}
-
-fn request_of(row: &PgRow) -> sqlx::Result<(String, Requested)> {
-    let requested = match row.try_get("kind")? {
-        "registration" => Requested::Registration {
-            name: row.try_get("name")?,
-            locale: row.try_get("locale")?,
-            password_hash: row.try_get("password_hash")?,
-        },
-        "verification" => Requested::Verification,
-        _ => Requested::PasswordReset,
-    };
-    Ok((row.try_get("email")?, requested))
 }

@@ -1,30 +1,37 @@
 //! Accounts, and the networks that they are known to use.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use crate::domain::{Account, Role};
+use crate::domain::Account;
 
 const COLUMNS: &str = "account.id, account.email, account.name, account.locale, account.role, account.password_hash,
     account.needs_password, account.verified_at, account.created_at, account.updated_at, account.version";
 /// The number of networks that are remembered for each account.
 const NETWORKS_MAX: i64 = 20;
 
-/// Finds an account for a sign-in, and whether the user has signed in from this network before.
+/// An account, as a sign-in finds it.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct LoginAccount {
+    #[sqlx(flatten)]
+    pub(crate) account: Account,
+    /// Whether the user has signed in from the same network before.
+    pub(crate) is_network_known: bool,
+}
+
+/// Finds an account for a sign-in.
 pub(crate) async fn find_for_login(
     db: &mut PgConnection,
     email: &str,
     network: &[u8; 32],
-) -> sqlx::Result<Option<(Account, bool)>> {
+) -> sqlx::Result<Option<LoginAccount>> {
     let query = format!(
         "select {COLUMNS}, exists (select from pillarbox_identity.known_network known
-                                   where known.user_id = account.id and known.network = $2) as is_known
+                                   where known.user_id = account.id and known.network = $2) as is_network_known
          from pillarbox_identity.account where email = $1"
     );
-    let row = sqlx::query(AssertSqlSafe(query)).bind(email).bind(network.as_slice()).fetch_optional(db).await?;
-    row.map(|row| Ok((account_of(&row)?, row.try_get("is_known")?))).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(email).bind(network.as_slice()).fetch_optional(db).await
 }
 
 /// Whether there is an account with this address whose user has signed in from this network before.
@@ -54,7 +61,8 @@ pub(crate) async fn password_hash_at(db: &mut PgConnection, fraction: f64) -> sq
 /// Finds the account of a live session.
 pub(crate) async fn find_by_session(
     db: &mut PgConnection,
-    (user_id, session_id): (Uuid, Uuid),
+    user_id: Uuid,
+    session_id: Uuid,
     now: DateTime<Utc>,
 ) -> sqlx::Result<Option<Account>> {
     let query = format!(
@@ -62,28 +70,26 @@ pub(crate) async fn find_by_session(
          join pillarbox_identity.session on session.user_id = account.id
          where account.id = $1 and session.id = $2 and session.expires_at > $3"
     );
-    let row = sqlx::query(AssertSqlSafe(query)).bind(user_id).bind(session_id).bind(now).fetch_optional(db).await?;
-    row.as_ref().map(account_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(user_id).bind(session_id).bind(now).fetch_optional(db).await
 }
 
 /// Finds an account and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Account>> {
     let query = format!("select {COLUMNS} from pillarbox_identity.account where id = $1 for update");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(account_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 pub(crate) async fn lock_by_email(db: &mut PgConnection, email: &str) -> sqlx::Result<Option<Account>> {
     let query = format!("select {COLUMNS} from pillarbox_identity.account where email = $1 for update");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(email).fetch_optional(db).await?;
-    row.as_ref().map(account_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(email).fetch_optional(db).await
 }
 
 /// The accounts whose address begins with `prefix`, newest first, before `before`.
 pub(crate) async fn list(
     db: &mut PgConnection,
     prefix: Option<&str>,
-    (before, limit): (Option<Uuid>, u32),
+    before: Option<Uuid>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Account>> {
     // The end of the range of all texts with the prefix, in the collation "C".
     let end = prefix.map(|prefix| format!("{prefix}\u{10ffff}"));
@@ -92,14 +98,8 @@ pub(crate) async fn list(
          where ($1::text is null or (email >= $1 and email < $2)) and ($3::uuid is null or id < $3)
          order by id desc limit $4"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
-        .bind(prefix)
-        .bind(end)
-        .bind(before)
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-    rows.iter().map(account_of).collect()
+    let query = sqlx::query_as(AssertSqlSafe(query)).bind(prefix).bind(end).bind(before).bind(i64::from(limit));
+    query.fetch_all(db).await
 }
 
 /// Inserts an account. Returns false if its address has one already.
@@ -142,8 +142,7 @@ pub(crate) async fn lock_unannounced(db: &mut PgConnection, limit: i64) -> sqlx:
         "select {COLUMNS} from pillarbox_identity.account where verified_at is not null and announced_version < version
          order by id limit $1 for update skip locked"
     );
-    let rows = sqlx::query(AssertSqlSafe(query)).bind(limit).fetch_all(db).await?;
-    rows.iter().map(account_of).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(limit).fetch_all(db).await
 }
 
 /// Records that the other services get to know these versions of accounts.
@@ -188,21 +187,4 @@ pub(crate) async fn remember_network(
              (select network from pillarbox_identity.known_network where user_id = $1
               order by last_used_at desc, network offset $2)";
     sqlx::query(delete).bind(user_id).bind(NETWORKS_MAX).execute(db).await.map(drop)
-}
-
-fn account_of(row: &PgRow) -> sqlx::Result<Account> {
-    let role: &str = row.try_get("role")?;
-    Ok(Account {
-        id: row.try_get("id")?,
-        email: row.try_get("email")?,
-        name: row.try_get("name")?,
-        locale: row.try_get("locale")?,
-        role: role.parse::<Role>().map_err(|error| sqlx::Error::Decode(error.into()))?,
-        password_hash: row.try_get("password_hash")?,
-        needs_password: row.try_get("needs_password")?,
-        verified_at: row.try_get("verified_at")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-        version: row.try_get("version")?,
-    })
 }

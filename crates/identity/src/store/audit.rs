@@ -1,10 +1,10 @@
-//! What was done with accounts.
+//! The audit trail of accounts.
 
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// What was done with an account.
+/// An action on an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(crate) enum AuditAction {
@@ -17,7 +17,8 @@ pub(crate) enum AuditAction {
 pub(crate) async fn insert(
     db: &mut PgConnection,
     user_id: Uuid,
-    (action, actor): (AuditAction, &str),
+    action: AuditAction,
+    actor: &str,
     now: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query = "insert into pillarbox_identity.audit (at, user_id, action, actor) values ($1, $2, $3, $4)";

@@ -10,7 +10,8 @@ use crate::domain::TokenKind;
 pub(crate) async fn insert(
     db: &mut PgConnection,
     user_id: Uuid,
-    (kind, digest): (TokenKind, &[u8; 32]),
+    kind: TokenKind,
+    digest: &[u8; 32],
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query =
@@ -29,7 +30,8 @@ pub(crate) async fn insert(
 /// Returns the user of a valid token.
 pub(crate) async fn find(
     db: &mut PgConnection,
-    (kind, digest): (TokenKind, &[u8; 32]),
+    kind: TokenKind,
+    digest: &[u8; 32],
     now: DateTime<Utc>,
 ) -> sqlx::Result<Option<Uuid>> {
     let query = "select user_id from pillarbox_identity.one_time_token
@@ -40,7 +42,8 @@ pub(crate) async fn find(
 /// Deletes a valid token and returns its user. Of two requests with the same token, one gets the user.
 pub(crate) async fn consume(
     db: &mut PgConnection,
-    (kind, digest): (TokenKind, &[u8; 32]),
+    kind: TokenKind,
+    digest: &[u8; 32],
     now: DateTime<Utc>,
 ) -> sqlx::Result<Option<Uuid>> {
     let query = "delete from pillarbox_identity.one_time_token

@@ -1,8 +1,7 @@
 //! Sessions and their refresh tokens.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::domain::{PresentedToken, Session, SessionView};
@@ -50,52 +49,41 @@ pub(crate) async fn list(
     db: &mut PgConnection,
     user_id: Uuid,
     now: DateTime<Utc>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<SessionView>> {
     let query = "select id, user_id, user_agent, created_at, last_used_at, expires_at from pillarbox_identity.session
                  where user_id = $1 and expires_at > $2 and ($3::timestamptz is null or (created_at, id) < ($3, $4))
                  order by created_at desc, id desc limit $5";
-    let rows = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(user_id)
         .bind(now)
         .bind(before.map(|(at, _)| at))
         .bind(before.map(|(_, id)| id))
         .bind(i64::from(limit))
         .fetch_all(db)
-        .await?;
-    let view = |row: &PgRow| Ok(SessionView { session: session_of(row)?, last_used_at: row.try_get("last_used_at")? });
-    rows.iter().map(view).collect()
+        .await
 }
 
 /// Locks the session that a refresh token belongs to. None if the token is unknown, or its session has ended.
 pub(crate) async fn lock_by_token(db: &mut PgConnection, digest: &[u8; 32]) -> sqlx::Result<Option<Session>> {
     let query = "select id, user_id, user_agent, created_at, expires_at from pillarbox_identity.session
                  where id = (select session_id from pillarbox_identity.refresh_token where digest = $1) for update";
-    let row = sqlx::query(query).bind(digest.as_slice()).fetch_optional(db).await?;
-    row.as_ref().map(session_of).transpose()
+    sqlx::query_as(query).bind(digest.as_slice()).fetch_optional(db).await
 }
 
-/// Reads a refresh token of a locked session. It must be a statement of its own: the one that waited for the lock does not
+/// Reads a refresh token of a locked session. It must be a separate statement: the one that waited for the lock does not
 /// see what the previous owner of the lock has committed.
 pub(crate) async fn find_token(
     db: &mut PgConnection,
     digest: &[u8; 32],
-    session: &Session,
+    session_id: Uuid,
 ) -> sqlx::Result<Option<PresentedToken>> {
     let query = "select expires_at, replaced_at,
                      exists (select from pillarbox_identity.refresh_token child
-                             where child.session_id = $2 and child.parent = $1 and child.replaced_at is null) as is_parent
+                             where child.session_id = $2 and child.parent = $1 and child.replaced_at is null) as is_parent_of_current
                  from pillarbox_identity.refresh_token where digest = $1 and session_id = $2";
-    let row = sqlx::query(query).bind(digest.as_slice()).bind(session.id).fetch_optional(db).await?;
-    row.map(|row| {
-        Ok(PresentedToken {
-            expires_at: row.try_get("expires_at")?,
-            replaced_at: row.try_get("replaced_at")?,
-            is_parent_of_current: row.try_get("is_parent")?,
-            session_expires_at: session.expires_at,
-        })
-    })
-    .transpose()
+    sqlx::query_as(query).bind(digest.as_slice()).bind(session_id).fetch_optional(db).await
 }
 
 /// Replaces the current token of a session, and forgets the oldest ones.
@@ -115,7 +103,8 @@ pub(crate) async fn replace_current(db: &mut PgConnection, session_id: Uuid, now
 pub(crate) async fn insert_token(
     db: &mut PgConnection,
     session_id: Uuid,
-    (digest, parent): (&[u8; 32], Option<&[u8; 32]>),
+    digest: &[u8; 32],
+    parent: Option<&[u8; 32]>,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query = "insert into pillarbox_identity.refresh_token (digest, session_id, parent, expires_at)
@@ -128,14 +117,4 @@ pub(crate) async fn insert_token(
         .execute(db)
         .await
         .map(drop)
-}
-
-fn session_of(row: &PgRow) -> sqlx::Result<Session> {
-    Ok(Session {
-        id: row.try_get("id")?,
-        user_id: row.try_get("user_id")?,
-        user_agent: row.try_get("user_agent")?,
-        created_at: row.try_get("created_at")?,
-        expires_at: row.try_get("expires_at")?,
-    })
 }

@@ -1,8 +1,7 @@
 //! Subscriptions to paid plans.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
 use crate::domain::Subscription;
@@ -37,15 +36,13 @@ pub(crate) async fn count_live(db: &mut PgConnection, user_id: Uuid) -> sqlx::Re
 
 pub(crate) async fn find(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Subscription>> {
     let query = format!("select {COLUMNS} from pillarbox_identity.subscription where id = $1");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(subscription_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// Finds a subscription and locks its row until the end of the transaction.
 pub(crate) async fn lock(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<Subscription>> {
     let query = format!("select {COLUMNS} from pillarbox_identity.subscription where id = $1 for update");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(subscription_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// Finds the subscriptions of a user that have not ended, and locks their rows.
@@ -54,29 +51,28 @@ pub(crate) async fn lock_live(db: &mut PgConnection, user_id: Uuid) -> sqlx::Res
         "select {COLUMNS} from pillarbox_identity.subscription
          where user_id = $1 and status not in ('cancelled', 'expired') order by created_at, id for update"
     );
-    let rows = sqlx::query(AssertSqlSafe(query)).bind(user_id).fetch_all(db).await?;
-    rows.iter().map(subscription_of).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(user_id).fetch_all(db).await
 }
 
 /// The subscriptions of a user, newest first.
 pub(crate) async fn list(
     db: &mut PgConnection,
     user_id: Uuid,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Subscription>> {
     let query = format!(
         "select {COLUMNS} from pillarbox_identity.subscription
          where user_id = $1 and ($2::timestamptz is null or (created_at, id) < ($2, $3))
          order by created_at desc, id desc limit $4"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
+    sqlx::query_as(AssertSqlSafe(query))
         .bind(user_id)
         .bind(before.map(|(at, _)| at))
         .bind(before.map(|(_, id)| id))
         .bind(i64::from(limit))
         .fetch_all(db)
-        .await?;
-    rows.iter().map(subscription_of).collect()
+        .await
 }
 
 pub(crate) async fn update(db: &mut PgConnection, changed: &Subscription) -> sqlx::Result<()> {
@@ -91,18 +87,4 @@ pub(crate) async fn update(db: &mut PgConnection, changed: &Subscription) -> sql
         .execute(db)
         .await
         .map(drop)
-}
-
-fn subscription_of(row: &PgRow) -> sqlx::Result<Subscription> {
-    let status: &str = row.try_get("status")?;
-    Ok(Subscription {
-        id: row.try_get("id")?,
-        user_id: row.try_get("user_id")?,
-        plan: row.try_get("plan")?,
-        status: status.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-        ended_at: row.try_get("ended_at")?,
-        version: row.try_get("version")?,
-    })
 }

@@ -1,12 +1,11 @@
 //! Counts of attempts.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 
 use crate::domain::{Attempts, Limit};
 
-/// What is counted, and for whom.
+/// A subject whose attempts are counted, and its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) kind: &'static str,
@@ -23,29 +22,28 @@ pub(crate) async fn read<const COUNT: usize>(
                  from unnest($1::text[], $2::bytea[], $3::bigint[]) with ordinality as wanted (kind, subject, window_no, n)
                  join pillarbox_identity.throttle on throttle.kind = wanted.kind and throttle.subject = wanted.subject
                      and throttle.window_no between wanted.window_no - 1 and wanted.window_no";
-    let rows = sqlx::query(query)
+    let counts: Vec<CountRow> = sqlx::query_as(query)
         .bind(subjects.map(|subject| subject.kind).as_slice())
         .bind(subjects.iter().map(|subject| subject.digest.as_slice()).collect::<Vec<_>>())
         .bind(subjects.map(|subject| subject.limit.window_no(now)).as_slice())
         .fetch_all(db)
         .await?;
     let mut attempts = [Attempts::default(); COUNT];
-    for row in rows {
-        let at: i32 = row.try_get("n")?;
-        if let Some(attempts) = attempts.get_mut(at as usize - 1) {
-            add(attempts, &row)?;
+    for row in counts {
+        if let Some(of_subject) = attempts.get_mut(row.n as usize - 1) {
+            let count = if row.is_current { &mut of_subject.current } else { &mut of_subject.previous };
+            *count = row.attempts;
         }
     }
     Ok(attempts)
 }
 
-fn add(attempts: &mut Attempts, row: &PgRow) -> sqlx::Result<()> {
-    let count = row.try_get("attempts")?;
-    match row.try_get("is_current")? {
-        true => attempts.current = count,
-        false => attempts.previous = count,
-    }
-    Ok(())
+/// The attempts of the `n`th subject in one window, counting from 1.
+#[derive(sqlx::FromRow)]
+struct CountRow {
+    n: i32,
+    is_current: bool,
+    attempts: i32,
 }
 
 /// Counts one attempt. The row is locked until the end of the transaction, so attempts of one subject are counted one after

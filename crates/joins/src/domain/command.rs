@@ -104,11 +104,11 @@ pub(crate) enum Outcome {
 pub(crate) enum Refused {
     #[error("this event does not exist here; if it was published this moment, try again in a second")]
     EventNotFound,
-    #[error("this event is not published; nobody can join it until its owner publishes it")]
+    #[error("this event is not published; it can be joined after its owner has published it")]
     NotPublished,
-    #[error("this event is canceled; nobody can join it any more")]
+    #[error("this event is canceled and can no longer be joined")]
     EventCanceled,
-    #[error("this event ended at {0}; nobody can join it any more")]
+    #[error("this event ended at {0} and can no longer be joined")]
     Ended(DateTime<Utc>),
     #[error("{}", ban_detail(*.until, .reason.as_deref()))]
     Banned { until: Option<DateTime<Utc>>, reason: Option<String> },

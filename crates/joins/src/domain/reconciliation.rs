@@ -3,18 +3,24 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use contracts::events::{EventStatus, EventVersion};
 use contracts::joins::{Count, EventCounted, RestateRequest};
+use uuid::Uuid;
+
+use super::{RowCounts, StoredCount};
 
 /// Messages with counts that changed less than this long ago may still be in flight to the events service.
 const IN_FLIGHT_MAX: TimeDelta = TimeDelta::minutes(1);
 
 /// An event as this service knows it: the stored values, and the counts computed from the rows.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub(crate) struct KnownEvent {
+    pub(crate) event_id: Uuid,
     pub(crate) event_version: i64,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: EventStatus,
+    #[sqlx(flatten, try_from = "StoredCount")]
     pub(crate) counts: Count,
-    /// Active and waitlisted as counted from the rows.
-    pub(crate) row_counts: (i32, i32),
+    #[sqlx(flatten)]
+    pub(crate) row_counts: RowCounts,
     /// When the counts last changed.
     pub(crate) counts_changed_at: Option<DateTime<Utc>>,
 }
@@ -35,11 +41,11 @@ impl KnownEvent {
     pub(crate) fn compare(known: Option<&KnownEvent>, reported: &EventVersion, now: DateTime<Utc>) -> Difference {
         let Some(known) = known else { return compare_unknown(reported) };
         let Count { active, waitlisted, version } = known.counts;
-        let is_miscounted = known.row_counts != (active, waitlisted);
+        let is_miscounted = known.row_counts != RowCounts { active, waitlisted };
         // A higher version than this service ever issued dates from before its database was restored from a backup.
         // With a lower version, the message with the current counts may still be in flight.
         let is_reported_wrong = reported.count_version > version
-            || reported.active_participants != known.row_counts.0
+            || reported.active_participants != known.row_counts.active
                 && (reported.count_version == version
                     || known.counts_changed_at.is_none_or(|at| at + IN_FLIGHT_MAX <= now));
         // If the known version is lower than the reported one, the update is in flight or lost. If it is higher, the
@@ -47,7 +53,7 @@ impl KnownEvent {
         // The same version with another status was issued twice, so this service asks for a version above it.
         let is_version_reused = known.event_version == reported.version && known.status != reported.status;
         let known_version = known.event_version + i64::from(is_version_reused);
-        let counts = Count { active: known.row_counts.0, waitlisted: known.row_counts.1, version };
+        let counts = Count { active: known.row_counts.active, waitlisted: known.row_counts.waitlisted, version };
         Difference {
             is_miscounted,
             correction: is_reported_wrong.then_some(EventCounted { event_id: reported.event_id, counts }),
@@ -82,10 +88,11 @@ mod tests {
     /// Version 5, published, two active and one waitlisted under count version 8, unchanged for an hour.
     fn known() -> KnownEvent {
         KnownEvent {
+            event_id: Uuid::nil(),
             event_version: 5,
             status: EventStatus::Published,
             counts: Count { active: 2, waitlisted: 1, version: 8 },
-            row_counts: (2, 1),
+            row_counts: RowCounts { active: 2, waitlisted: 1 },
             counts_changed_at: Some(now() - TimeDelta::hours(1)),
         }
     }
@@ -125,7 +132,7 @@ mod tests {
         assert_eq!(difference(Some(&just_changed), &other_number), (false, true, Some(5)));
         let from_before = EventVersion { count_version: 9, ..reported() };
         assert_eq!(difference(Some(&just_changed), &from_before), (false, true, Some(5)), "joins were restored");
-        let miscounted = KnownEvent { row_counts: (2, 2), ..just_changed };
+        let miscounted = KnownEvent { row_counts: RowCounts { active: 2, waitlisted: 2 }, ..just_changed };
         assert_eq!(difference(Some(&miscounted), &reported()), (true, false, Some(5)));
     }
 

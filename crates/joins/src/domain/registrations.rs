@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     Ban, Command, CommandKind, Event, EventUpdate, HistoryAction, HistoryEntry, Outcome, Refused, Registration,
-    ReportedCount,
+    ReportedCount, RowCounts,
 };
 
 /// An event and those of its registrations and bans that the commands need.
@@ -26,8 +26,8 @@ pub(crate) struct EventRegistrations {
     has_whole_waitlist: bool,
     /// Users of some active registrations, loaded to expire those of a canceled event.
     active_head: Vec<Uuid>,
-    /// Active and waitlisted as counted from the rows, if they were counted.
-    row_counts: Option<(i32, i32)>,
+    /// None if the rows were not counted.
+    row_counts: Option<RowCounts>,
     changes: Changes,
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct LoadedRegistrations {
     pub(crate) waitlist_head: Vec<Registration>,
     /// The first active registrations.
     pub(crate) active_head: Vec<Registration>,
-    /// Active and waitlisted as counted from the rows.
-    pub(crate) row_counts: Option<(i32, i32)>,
+    /// None if the rows were not counted.
+    pub(crate) row_counts: Option<RowCounts>,
 }
 
 /// The rows to write and the history entries to append.
@@ -103,17 +103,17 @@ impl EventRegistrations {
             }
             CommandKind::Join { user } => self.join(command, *user, now)?,
             CommandKind::Cancel { user } => {
-                let change = (HistoryAction::Canceled, JoinStatus::Canceled);
-                let canceled = self.end_registration(command, *user, change, None, now);
+                let (action, to) = (HistoryAction::Canceled, JoinStatus::Canceled);
+                let canceled = self.end_registration(command, *user, action, to, None, now);
                 // The caller is the user: the refusal addresses them directly.
                 Outcome::Canceled(canceled.map_err(|_| Refused::NothingToCancel)?)
             }
             CommandKind::Kick { user, reason } => {
-                let change = (HistoryAction::Kicked, JoinStatus::Rejected);
-                Outcome::Kicked(self.end_registration(command, *user, change, reason.as_ref(), now)?)
+                let (action, to) = (HistoryAction::Kicked, JoinStatus::Rejected);
+                Outcome::Kicked(self.end_registration(command, *user, action, to, reason.as_ref(), now)?)
             }
             CommandKind::Ban { user, reason, expires_at } => {
-                Outcome::Banned(self.ban(command, *user, (reason, *expires_at), now)?)
+                Outcome::Banned(self.ban(command, *user, reason, *expires_at, now)?)
             }
             CommandKind::Unban { user } => self.unban(command, *user, now)?,
             CommandKind::UpdateEvent { update } => Outcome::EventUpdated(self.update_event(command, update)),
@@ -136,9 +136,10 @@ impl EventRegistrations {
             self.changes.registrations.extend(self.registrations.remove(user));
         }
         for (user, is_banned) in &self.changes.changed_bans {
-            match is_banned {
-                true => self.changes.bans.extend(self.bans.remove(user)),
-                false => self.changes.deleted_bans.push((self.event_before.id, *user)),
+            if *is_banned {
+                self.changes.bans.extend(self.bans.remove(user));
+            } else {
+                self.changes.deleted_bans.push((self.event_before.id, *user));
             }
         }
         self.changes
@@ -180,12 +181,11 @@ impl EventRegistrations {
         };
         self.registrations.insert(user, registration.clone());
         self.changes.changed_users.insert(user);
-        let position = match has_seat {
-            true => {
-                self.event.counts.active += 1;
-                None
-            }
-            false => {
+        let position = if has_seat {
+            self.event.counts.active += 1;
+            None
+        } else {
+            {
                 self.event.counts.waitlisted += 1;
                 if self.has_whole_waitlist {
                     self.waitlist_head.push_back((seq, user));
@@ -202,7 +202,8 @@ impl EventRegistrations {
         &mut self,
         command: &Command,
         user: Uuid,
-        (action, to): (HistoryAction, JoinStatus),
+        action: HistoryAction,
+        to: JoinStatus,
         reason: Option<&String>,
         now: DateTime<Utc>,
     ) -> Result<Registration, Refused> {
@@ -216,7 +217,8 @@ impl EventRegistrations {
         &mut self,
         command: &Command,
         user: Uuid,
-        (reason, expires_at): (&Option<String>, Option<DateTime<Utc>>),
+        reason: &Option<String>,
+        expires_at: Option<DateTime<Utc>>,
         now: DateTime<Utc>,
     ) -> Result<Ban, Refused> {
         if expires_at.is_some_and(|end| end <= now) {
@@ -270,15 +272,16 @@ impl EventRegistrations {
     fn recount(&mut self, command: &Command, reported: Option<ReportedCount>, now: DateTime<Utc>) -> bool {
         let Count { active, waitlisted, version } = self.event.counts;
         // Used once: the row counts are stale after the first change.
-        let counted = self.row_counts.take().unwrap_or((active, waitlisted));
+        let stored = RowCounts { active, waitlisted };
+        let counted = self.row_counts.take().unwrap_or(stored);
         let is_reported_wrong =
-            reported.is_some_and(|reported| reported.version > version || reported.active != counted.0);
-        if counted == (active, waitlisted) && !is_reported_wrong {
+            reported.is_some_and(|reported| reported.version > version || reported.active != counted.active);
+        if counted == stored && !is_reported_wrong {
             return false;
         }
         let version = reported.map_or(version, |reported| reported.version.max(version));
-        self.event.counts = Count { active: counted.0, waitlisted: counted.1, version };
-        self.has_whole_waitlist = self.waitlist_head.len() as i64 == i64::from(counted.1);
+        self.event.counts = Count { active: counted.active, waitlisted: counted.waitlisted, version };
+        self.has_whole_waitlist = self.waitlist_head.len() as i64 == i64::from(counted.waitlisted);
         self.record(command, None, EntryDetails::new(HistoryAction::Recounted, None), now);
         true
     }

@@ -129,6 +129,20 @@ impl CommandBatch {
     }
 }
 
+/// Runs the commands one after the other in the caller's transaction. Fails if one of them is refused.
+pub(crate) async fn execute(
+    tx: &mut Transaction<'_, Postgres>,
+    clock: &Clock,
+    commands: &[Command],
+) -> Result<(), Error> {
+    let mut batch = CommandBatch::load(tx, clock, commands).await?;
+    batch.run_due_sweep();
+    for command in commands {
+        batch.apply(command)?;
+    }
+    batch.save(tx).await
+}
+
 /// The rows that the commands and the sweep need.
 struct RowsToLoad<'e> {
     /// Event and user of registrations and bans.
@@ -153,7 +167,7 @@ impl<'e> RowsToLoad<'e> {
             let Some(event) = events.get(&command.event_id) else { continue };
             users.extend(command.kind.user().map(|user| (event.id, user)));
             let head = heads.entry(event.id).or_default();
-            // No head is needed where nobody waits.
+            // An empty waitlist needs no head.
             let needed = |demand: i32| demand.min(event.counts.waitlisted);
             *head = command.kind.waitlist_demand().map_or(STEP.max(*head), |demand| *head + needed(demand));
             if matches!(command.kind, CommandKind::Recount { .. }) {
@@ -183,8 +197,8 @@ impl<'e> RowsToLoad<'e> {
             self.load_swept(tx, event, loaded.entry(event.id).or_default()).await?;
         }
         if !self.recounted.is_empty() {
-            for (event, active, waitlisted) in store::count_rows(tx, &Vec::from_iter(self.recounted)).await? {
-                loaded.entry(event).or_default().row_counts = Some((active, waitlisted));
+            for counted in store::count_rows(tx, &Vec::from_iter(self.recounted)).await? {
+                loaded.entry(counted.event_id).or_default().row_counts = Some(counted.counts);
             }
         }
         Ok(loaded)

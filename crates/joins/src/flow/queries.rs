@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
 use uuid::Uuid;
 
-use crate::domain::{Ban, Event, Refused, Registration, RegistrationOfUser, StoredEntry};
+use crate::domain::{Ban, Event, Refused, Registration, RegistrationOfUser, StoredEntry, WaitlistEntry};
 use crate::error::Error;
 use crate::store::moderation::{AuditFilter, AuditPosition};
 use crate::{Joins, store};
@@ -44,47 +44,51 @@ pub(crate) async fn find_registration(joins: &Joins, event_id: Uuid, user: Uuid)
 pub(crate) async fn participants(
     joins: &Joins,
     event_id: Uuid,
-    page: (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> Result<Vec<Registration>, Error> {
-    Ok(store::queries::participants(&mut *joins.db.acquire().await?, event_id, page).await?)
+    Ok(store::queries::participants(&mut *joins.db.acquire().await?, event_id, after, limit).await?)
 }
 
-/// The waitlisted registrations of an event, by sequence number, each with the number of those ahead of it; None if there are
-/// too many to be counted.
+/// The waitlisted registrations of an event, by sequence number.
 pub(crate) async fn waitlist(
     joins: &Joins,
     event_id: Uuid,
-    page: (Option<i64>, u32),
-) -> Result<Vec<(Registration, Option<i64>)>, Error> {
-    Ok(store::queries::waitlist(&mut *joins.db.acquire().await?, event_id, page).await?)
+    after: Option<i64>,
+    limit: u32,
+) -> Result<Vec<WaitlistEntry>, Error> {
+    Ok(store::queries::waitlist(&mut *joins.db.acquire().await?, event_id, after, limit).await?)
 }
 
 /// The bans of an event that are in force, newest first.
 pub(crate) async fn bans(
     joins: &Joins,
     event_id: Uuid,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<Ban>, Error> {
     let now = joins.clock.now();
-    Ok(store::moderation::bans(&mut *joins.db.acquire().await?, event_id, now, page).await?)
+    Ok(store::moderation::bans(&mut *joins.db.acquire().await?, event_id, now, before, limit).await?)
 }
 
 /// The history of an event, oldest first.
 pub(crate) async fn history(
     joins: &Joins,
     event_id: Uuid,
-    page: (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> Result<Vec<StoredEntry>, Error> {
-    Ok(store::moderation::history(&mut *joins.db.acquire().await?, event_id, page).await?)
+    Ok(store::moderation::history(&mut *joins.db.acquire().await?, event_id, after, limit).await?)
 }
 
 /// The moderation of all events, newest first, for admins.
 pub(crate) async fn audit(
     joins: &Joins,
     filter: &AuditFilter,
-    page: (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> Result<Vec<StoredEntry>, Error> {
-    Ok(store::moderation::audit(&mut *joins.db.acquire().await?, filter, page).await?)
+    Ok(store::moderation::audit(&mut *joins.db.acquire().await?, filter, before, limit).await?)
 }
 
 /// The registrations of a user, newest first.
@@ -92,7 +96,8 @@ pub(crate) async fn list_of_user(
     joins: &Joins,
     user: Uuid,
     status: Option<JoinStatus>,
-    page: (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> Result<Vec<RegistrationOfUser>, Error> {
-    Ok(store::queries::list_of_user(&mut *joins.db.acquire().await?, user, status, page).await?)
+    Ok(store::queries::list_of_user(&mut *joins.db.acquire().await?, user, status, before, limit).await?)
 }

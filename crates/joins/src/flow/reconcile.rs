@@ -11,8 +11,7 @@ use serde_json::value::to_raw_value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::command_batch::{SOURCE, new_command};
-use super::commands::execute;
+use super::command_batch::{SOURCE, execute, new_command};
 use crate::domain::{Actor, CommandKind, EventUpdate, KnownEvent, ReportedCount};
 use crate::error::Error;
 use crate::store::reconciliation::load_known_events;
@@ -31,7 +30,7 @@ pub(crate) async fn compare(
     let ids: Vec<Uuid> = reported.events.iter().map(|event| event.event_id).collect();
     let mut known: HashMap<Uuid, KnownEvent> = HashMap::new();
     for chunk in ids.chunks(EVENTS_PER_STATEMENT) {
-        known.extend(load_known_events(tx, chunk).await?);
+        known.extend(load_known_events(tx, chunk).await?.into_iter().map(|event| (event.event_id, event)));
     }
     let (mut drifted, mut corrections, mut restates) = (0, Vec::new(), Vec::new());
     for event in &reported.events {

@@ -45,7 +45,7 @@ async fn bans(
 ) -> Result<Page<BanView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins bans", organizer.event.id, &filters);
     let before = scope.position(cursor.as_deref())?;
-    let bans = queries::bans(&joins, organizer.event.id, (before, limit + 1)).await?;
+    let bans = queries::bans(&joins, organizer.event.id, before, limit + 1).await?;
     Ok(scope.cut(bans, limit, |ban| (ban.created_at, ban.id)).map(BanView::from))
 }
 
@@ -61,7 +61,7 @@ async fn history(
 ) -> Result<Page<HistoryEntryView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins history", organizer.event.id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let entries = queries::history(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let entries = queries::history(&joins, organizer.event.id, after, limit + 1).await?;
     Ok(scope.cut(entries, limit, |entry| entry.version).map(HistoryEntryView::from))
 }
 
@@ -78,7 +78,7 @@ async fn audit(
     let scope = PageScope::global(&joins.cursor_key, "joins audit", &filters);
     let before = scope.position(cursor.as_deref())?;
     let filter = AuditFilter { event_id: filters.event_id, by: filters.actor };
-    let entries = queries::audit(&joins, &filter, (before, limit + 1)).await?;
+    let entries = queries::audit(&joins, &filter, before, limit + 1).await?;
     let page = scope.cut(entries, limit, |entry| (entry.at, entry.event_id, entry.version));
     Ok(page.map(HistoryEntryView::from))
 }

@@ -33,7 +33,7 @@ async fn participants(
 ) -> Result<Page<RegistrationView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins active", organizer.event.id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let registrations = queries::participants(&joins, organizer.event.id, (after, limit + 1)).await?;
+    let registrations = queries::participants(&joins, organizer.event.id, after, limit + 1).await?;
     let page = scope.cut(registrations, limit, |registration| registration.seq);
     Ok(page.map(|registration| RegistrationView::new(registration, None)))
 }
@@ -52,9 +52,9 @@ async fn waitlist(
 ) -> Result<Page<RegistrationView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins waitlisted", organizer.event.id, &filters);
     let after = scope.position(cursor.as_deref())?;
-    let registrations = queries::waitlist(&joins, organizer.event.id, (after, limit + 1)).await?;
-    let page = scope.cut(registrations, limit, |(registration, _)| registration.seq);
-    Ok(page.map(|(registration, ahead)| RegistrationView::new(registration, ahead.map(|ahead| ahead + 1))))
+    let registrations = queries::waitlist(&joins, organizer.event.id, after, limit + 1).await?;
+    let page = scope.cut(registrations, limit, |entry| entry.registration.seq);
+    Ok(page.map(|entry| RegistrationView::new(entry.registration, entry.ahead.map(|ahead| ahead + 1))))
 }
 
 /// Show the capacity and the counts of an event
@@ -69,8 +69,9 @@ async fn stats(organizer: Organizer, if_none_match: IfNoneMatch) -> Response {
     // The tag is made of the content: after a failover, the versions of lost changes are assigned again.
     let body = StatsView::from(&organizer.event).to_json();
     let tag = etag::of_content(&body);
-    match if_none_match.matches(&tag) {
-        true => (StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response(),
-        false => ([(ETAG, tag), (CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response(),
+    if if_none_match.matches(&tag) {
+        (StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()
+    } else {
+        ([(ETAG, tag), (CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
     }
 }

@@ -118,7 +118,7 @@ async fn my_joins(
 ) -> Result<Page<RegistrationView>, Problem> {
     let scope = PageScope::of_owner(&joins.cursor_key, "joins mine", user, &filters);
     let before: Option<(DateTime<Utc>, Uuid)> = scope.position(cursor.as_deref())?;
-    let registrations = queries::list_of_user(&joins, user, filters.status, (before, limit + 1)).await?;
+    let registrations = queries::list_of_user(&joins, user, filters.status, before, limit + 1).await?;
     let page = scope.cut(registrations, limit, |own| (own.registration.created_at, own.registration.id));
     Ok(page.map(RegistrationView::from))
 }

@@ -4,11 +4,19 @@
 //! otherwise scan the whole table.
 
 use contracts::joins::JoinStatus;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::{EVENT_COLUMNS, REGISTRATION_COLUMNS, ROW_COUNTS, ban_of, event_of, registration_of};
-use crate::domain::{Ban, Event, EventUpdate, HistoryEntry, Registration};
+use super::{EVENT_COLUMNS, REGISTRATION_COLUMNS, ROW_COUNTS};
+use crate::domain::{Ban, Event, EventUpdate, HistoryEntry, Registration, RowCounts};
+
+/// An event whose registrations were counted.
+#[derive(sqlx::FromRow)]
+pub(crate) struct CountedEvent {
+    pub(crate) event_id: Uuid,
+    #[sqlx(flatten)]
+    pub(crate) counts: RowCounts,
+}
 
 /// Inserts a stub for each event that has no row yet. Its version is lower than that of any update.
 pub(crate) async fn insert_stubs(tx: &mut PgConnection, updates: &[&EventUpdate]) -> sqlx::Result<()> {
@@ -39,8 +47,7 @@ pub(crate) async fn lock_events(tx: &mut PgConnection, ids: &[Uuid]) -> sqlx::Re
         "select {EVENT_COLUMNS} from pillarbox_joins.event_capacity where event_id = any($1)
          order by event_id for update"
     );
-    let rows = sqlx::query(AssertSqlSafe(query)).bind(ids).fetch_all(tx).await?;
-    rows.iter().map(event_of).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(ids).fetch_all(tx).await
 }
 
 /// The registrations of these pairs of event and user.
@@ -51,8 +58,8 @@ pub(crate) async fn registrations(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) ->
              select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
              where joins.event_id = k.event_id and joins.user_id = k.user_id limit 1) as found"
     );
-    let rows = pairs(AssertSqlSafe(query), of).fetch_all(tx).await?;
-    rows.iter().map(registration_of).collect()
+    let (events, users): (Vec<Uuid>, Vec<Uuid>) = of.iter().copied().unzip();
+    sqlx::query_as(AssertSqlSafe(query)).bind(events).bind(users).fetch_all(tx).await
 }
 
 /// The bans of these pairs of event and user.
@@ -61,8 +68,8 @@ pub(crate) async fn bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> sqlx::Re
                  cross join lateral (
                      select * from pillarbox_joins.event_bans as b
                      where b.event_id = k.event_id and b.user_id = k.user_id limit 1) as found";
-    let rows = pairs(query, of).fetch_all(tx).await?;
-    rows.iter().map(ban_of).collect()
+    let (events, users): (Vec<Uuid>, Vec<Uuid>) = of.iter().copied().unzip();
+    sqlx::query_as(query).bind(events).bind(users).fetch_all(tx).await
 }
 
 /// The first waitlisted registrations of each event: pairs of event and maximum number.
@@ -89,19 +96,14 @@ async fn first_registrations(
          order by found.event_id, found.seq",
         status.into_str()
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
-        .bind(heads.iter().map(|(event, _)| *event).collect::<Vec<_>>())
-        .bind(heads.iter().map(|(_, count)| *count).collect::<Vec<_>>())
-        .fetch_all(tx)
-        .await?;
-    rows.iter().map(registration_of).collect()
+    let (events, counts): (Vec<Uuid>, Vec<i32>) = heads.iter().copied().unzip();
+    sqlx::query_as(AssertSqlSafe(query)).bind(events).bind(counts).fetch_all(tx).await
 }
 
 /// The numbers of active and waitlisted registrations of these events, counted from the rows.
-pub(crate) async fn count_rows(tx: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<(Uuid, i32, i32)>> {
+pub(crate) async fn count_rows(tx: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<Vec<CountedEvent>> {
     let query = format!("select e.event_id, {ROW_COUNTS} from unnest($1::uuid[]) as e (event_id)");
-    let rows = sqlx::query(AssertSqlSafe(query)).bind(events).fetch_all(tx).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(events).fetch_all(tx).await
 }
 
 pub(crate) async fn save_events(tx: &mut PgConnection, events: &[Event]) -> sqlx::Result<()> {
@@ -204,7 +206,8 @@ pub(crate) async fn delete_bans(tx: &mut PgConnection, of: &[(Uuid, Uuid)]) -> s
     let query = "delete from pillarbox_joins.event_bans as b
                  using unnest($1::uuid[], $2::uuid[]) as k (event_id, user_id)
                  where b.event_id = k.event_id and b.user_id = k.user_id";
-    pairs(query, of).execute(tx).await.map(drop)
+    let (events, users): (Vec<Uuid>, Vec<Uuid>) = of.iter().copied().unzip();
+    sqlx::query(query).bind(events).bind(users).execute(tx).await.map(drop)
 }
 
 pub(crate) async fn append_history(tx: &mut PgConnection, entries: &[HistoryEntry]) -> sqlx::Result<()> {
@@ -230,14 +233,4 @@ pub(crate) async fn append_history(tx: &mut PgConnection, entries: &[HistoryEntr
     .execute(tx)
     .await
     .map(drop)
-}
-
-/// Binds the events as `$1` and the users as `$2`.
-fn pairs<'q>(
-    query: impl sqlx::SqlSafeStr,
-    of: &[(Uuid, Uuid)],
-) -> sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> {
-    sqlx::query(query)
-        .bind(of.iter().map(|(event, _)| *event).collect::<Vec<_>>())
-        .bind(of.iter().map(|(_, user)| *user).collect::<Vec<_>>())
 }

@@ -1,14 +1,11 @@
 //! Reads of moderation: bans, and the history.
 
 use chrono::{DateTime, Utc};
-use contracts::joins::JoinStatus;
 use http_kit::auth::Principal;
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder, Row};
+use sqlx::{AssertSqlSafe, PgConnection, QueryBuilder};
 use uuid::Uuid;
 
-use super::{ban_of, unknown_status};
-use crate::domain::{Ban, HistoryAction, StoredEntry};
+use crate::domain::{Ban, StoredEntry};
 
 const ENTRY_COLUMNS: &str = "event_id, version, user_id, action, seq, from_status::text as from_status,
     to_status::text as to_status, by, reason, at";
@@ -30,7 +27,8 @@ pub(crate) async fn bans(
     db: &mut PgConnection,
     event_id: Uuid,
     now: DateTime<Utc>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Ban>> {
     let mut query = QueryBuilder::new("select * from pillarbox_joins.event_bans where event_id = ");
     query.push_bind(event_id).push(" and (expires_at is null or expires_at > ").push_bind(now).push(")");
@@ -38,27 +36,22 @@ pub(crate) async fn bans(
         query.push(" and (created_at, id) < (").push_bind(created_at).push(", ").push_bind(id).push(")");
     }
     query.push(" order by created_at desc, id desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(ban_of).collect()
+    query.build_query_as().fetch_all(db).await
 }
 
 /// The history of an event, oldest first, after this version.
 pub(crate) async fn history(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredEntry>> {
     let query = format!(
         "select {ENTRY_COLUMNS} from pillarbox_joins.history
          where event_id = $1 and version > $2 order by version limit $3"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
-        .bind(event_id)
-        .bind(after.unwrap_or(0))
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-    rows.iter().map(entry_of).collect()
+    let query = sqlx::query_as(AssertSqlSafe(query)).bind(event_id).bind(after.unwrap_or(0)).bind(i64::from(limit));
+    query.fetch_all(db).await
 }
 
 /// The kicks, bans and lifted bans of all events, newest first, before `before`. A partial index serves each filter; of one
@@ -66,7 +59,8 @@ pub(crate) async fn history(
 pub(crate) async fn audit(
     db: &mut PgConnection,
     filter: &AuditFilter,
-    (before, limit): (Option<AuditPosition>, u32),
+    before: Option<AuditPosition>,
+    limit: u32,
 ) -> sqlx::Result<Vec<StoredEntry>> {
     let mut query =
         QueryBuilder::new(format!("select {ENTRY_COLUMNS} from pillarbox_joins.history where {IS_MODERATION}"));
@@ -81,26 +75,5 @@ pub(crate) async fn audit(
         query.push_bind(event_id).push(", ").push_bind(version).push(")");
     }
     query.push(" order by at desc, event_id desc, version desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(entry_of).collect()
-}
-
-fn entry_of(row: &PgRow) -> sqlx::Result<StoredEntry> {
-    let status = |column| {
-        let name: Option<&str> = row.try_get(column)?;
-        name.map(|name| name.parse::<JoinStatus>().map_err(|_| unknown_status(name))).transpose()
-    };
-    let action: &str = row.try_get("action")?;
-    Ok(StoredEntry {
-        event_id: row.try_get("event_id")?,
-        version: row.try_get("version")?,
-        user_id: row.try_get("user_id")?,
-        action: action.parse::<HistoryAction>().map_err(|_| unknown_status(action))?,
-        seq: row.try_get("seq")?,
-        from: status("from_status")?,
-        to: status("to_status")?,
-        actor: row.try_get("by")?,
-        reason: row.try_get("reason")?,
-        at: row.try_get("at")?,
-    })
+    query.build_query_as().fetch_all(db).await
 }

@@ -2,12 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use contracts::joins::JoinStatus;
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use super::{REGISTRATION_COLUMNS, registration_of};
-use crate::domain::{Registration, RegistrationOfUser};
+use super::REGISTRATION_COLUMNS;
+use crate::domain::{Registration, RegistrationOfUser, WaitlistEntry};
 
 /// Maximum number of registrations counted ahead of a waitlisted one. Bounds the cost of the query on long waitlists.
 const AHEAD_MAX: i64 = 10_000;
@@ -33,28 +32,23 @@ pub(crate) async fn find_registration(
               limit {AHEAD_MAX}) as w) end as ahead
          from pillarbox_joins.joins as mine where event_id = $1 and user_id = $2"
     );
-    let row = sqlx::query(AssertSqlSafe(query)).bind(event_id).bind(user_id).fetch_optional(db).await?;
-    row.as_ref().map(registration_of_user).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(event_id).bind(user_id).fetch_optional(db).await
 }
 
 /// The active registrations of an event, by sequence number, after `after`.
 pub(crate) async fn participants(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
+    after: Option<i64>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Registration>> {
     // The status is a literal, so that the planner can use the partial index of that status.
     let query = format!(
         "select {REGISTRATION_COLUMNS} from pillarbox_joins.joins
          where event_id = $1 and joins.status = 'active' and seq > $2 order by seq limit $3"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
-        .bind(event_id)
-        .bind(after.unwrap_or(0))
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-    rows.iter().map(registration_of).collect()
+    let query = sqlx::query_as(AssertSqlSafe(query)).bind(event_id).bind(after.unwrap_or(0)).bind(i64::from(limit));
+    query.fetch_all(db).await
 }
 
 /// The waitlisted registrations of an event, by sequence number, after `after`, each with the number of those ahead of it;
@@ -63,26 +57,22 @@ pub(crate) async fn participants(
 pub(crate) async fn waitlist(
     db: &mut PgConnection,
     event_id: Uuid,
-    (after, limit): (Option<i64>, u32),
-) -> sqlx::Result<Vec<(Registration, Option<i64>)>> {
+    after: Option<i64>,
+    limit: u32,
+) -> sqlx::Result<Vec<WaitlistEntry>> {
     let query = format!(
         "select {REGISTRATION_COLUMNS},
                 (select count(*) from (select from pillarbox_joins.joins as w
-                 where w.event_id = $1 and w.status = 'waitlisted' and w.seq <= $2 limit {AHEAD_MAX} + 1) as w) as before
+                 where w.event_id = $1 and w.status = 'waitlisted' and w.seq <= $2 limit {AHEAD_MAX} + 1) as w) as ahead
          from pillarbox_joins.joins
          where event_id = $1 and joins.status = 'waitlisted' and seq > $2 order by seq limit $3"
     );
-    let rows = sqlx::query(AssertSqlSafe(query))
-        .bind(event_id)
-        .bind(after.unwrap_or(0))
-        .bind(i64::from(limit))
-        .fetch_all(db)
-        .await?;
-    let with_position = |(row, n): (&PgRow, i64)| {
-        let ahead = row.try_get::<i64, _>("before")? + n;
-        Ok((registration_of(row)?, Some(ahead).filter(|ahead| *ahead <= AHEAD_MAX)))
-    };
-    rows.iter().zip(0..).map(with_position).collect()
+    let query = sqlx::query_as(AssertSqlSafe(query)).bind(event_id).bind(after.unwrap_or(0)).bind(i64::from(limit));
+    let mut entries: Vec<WaitlistEntry> = query.fetch_all(db).await?;
+    for (entry, n) in entries.iter_mut().zip(0..) {
+        entry.ahead = entry.ahead.map(|before_page| before_page + n).filter(|ahead| *ahead <= AHEAD_MAX);
+    }
+    Ok(entries)
 }
 
 /// The registrations of a user, newest first, before `before`.
@@ -90,7 +80,8 @@ pub(crate) async fn list_of_user(
     db: &mut PgConnection,
     user_id: Uuid,
     status: Option<JoinStatus>,
-    (before, limit): (Option<(DateTime<Utc>, Uuid)>, u32),
+    before: Option<(DateTime<Utc>, Uuid)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<RegistrationOfUser>> {
     let position = if before.is_some() {
         "and (created_at, id) < ($2, $3)"
@@ -103,21 +94,12 @@ pub(crate) async fn list_of_user(
          order by created_at desc, id desc limit $5"
     );
     let (at, id) = before.unzip();
-    let rows = sqlx::query(AssertSqlSafe(query))
+    sqlx::query_as(AssertSqlSafe(query))
         .bind(user_id)
         .bind(at)
         .bind(id)
         .bind(status.map(|status| status.into_str()))
         .bind(i64::from(limit))
         .fetch_all(db)
-        .await?;
-    rows.iter().map(registration_of_user).collect()
-}
-
-fn registration_of_user(row: &PgRow) -> sqlx::Result<RegistrationOfUser> {
-    Ok(RegistrationOfUser {
-        registration: registration_of(row)?,
-        ahead: row.try_get("ahead")?,
-        reason: row.try_get("reason")?,
-    })
+        .await
 }

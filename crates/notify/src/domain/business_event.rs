@@ -28,10 +28,32 @@ pub(crate) struct BusinessEvent {
     pub(crate) at: DateTime<Utc>,
 }
 
+/// The columns of a [`BusinessEvent`]. If it no longer exists, all but the id are null.
+#[derive(sqlx::FromRow)]
+pub(crate) struct EventColumns {
+    event_id: Uuid,
+    event_type: Option<String>,
+    aggregate_type: Option<String>,
+    aggregate_id: Option<i64>,
+    payload: Option<String>,
+    at: Option<DateTime<Utc>>,
+}
+
+impl TryFrom<EventColumns> for Option<BusinessEvent> {
+    type Error = serde_json::Error;
+
+    fn try_from(columns: EventColumns) -> serde_json::Result<Option<BusinessEvent>> {
+        let EventColumns { event_id: id, event_type, aggregate_type, aggregate_id, payload, at } = columns;
+        let (Some(event_type), Some(payload), Some(at)) = (event_type, payload, at) else { return Ok(None) };
+        let payload = RawValue::from_string(payload)?;
+        Ok(Some(BusinessEvent { id, event_type, aggregate_type, aggregate_id, payload, at }))
+    }
+}
+
 /// The type of the subject of notifications about registrations and about events of the events service.
 const EVENT: &str = "event";
 
-/// What a notification is about: an aggregate of a producer, or an event of the events service. Clients open it by its id.
+/// The subject of a notification: an aggregate of a producer, or an event of the events service. Clients open it by its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = NotificationSubject)]
 pub(crate) struct Subject {
@@ -45,7 +67,7 @@ pub(crate) struct Subject {
 }
 
 impl BusinessEvent {
-    /// What the event is about; None if it does not tell.
+    /// The subject of the event; None if it names none.
     pub(crate) fn subject(&self) -> Option<Subject> {
         /// Our own notifications name the event in their payload.
         #[derive(Deserialize)]
@@ -78,7 +100,7 @@ pub(crate) struct NewNotification {
     pub(crate) skipped: Option<&'static str>,
 }
 
-/// What decides about the notifications of a batch of events.
+/// The data that decides about the notifications of a batch of events.
 pub(crate) struct Audience {
     pub(crate) default_rules: Rules,
     /// The rules of the event types that have their own.
@@ -158,10 +180,7 @@ pub(crate) fn check_aggregate_type(name: &str) -> Result<(), &'static str> {
     let is_valid = name.len() <= AGGREGATE_TYPE_CHARS_MAX
         && name.bytes().next().is_some_and(|byte| byte.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_');
-    match is_valid {
-        true => Ok(()),
-        false => Err("must have 1 to 50 characters of A-Z, 0-9 and _, and start with a letter"),
-    }
+    if is_valid { Ok(()) } else { Err("must have 1 to 50 characters of A-Z, 0-9 and _, and start with a letter") }
 }
 
 #[cfg(test)]

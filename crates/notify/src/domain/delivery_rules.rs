@@ -37,7 +37,7 @@ pub enum Channel {
 /// How the events of a type are delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Nobody can mute it, and it waits for nothing.
+    /// It cannot be muted, and it waits for nothing.
     pub critical: bool,
     pub channels: Vec<Channel>,
     /// For how many minutes the e-mails to one person are collected into one; 0 means not at all.
@@ -45,7 +45,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The rules of an event type without settings of its own.
+    /// The rules of an event type for which none were set.
     pub(crate) fn default_with(digest_minutes: u32) -> Rules {
         Rules { critical: false, channels: vec![Channel::Email, Channel::InApp], digest_minutes }
     }
@@ -56,7 +56,42 @@ impl Rules {
     }
 }
 
-/// What a person wants to get, and when.
+/// The largest number of preferences of a user.
+pub(crate) const PREFERENCES_MAX: usize = 500;
+
+/// The version of a row and the time of its last change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, sqlx::FromRow)]
+pub(crate) struct Version {
+    #[sqlx(rename = "version")]
+    pub(crate) number: i64,
+    pub(crate) changed_at: DateTime<Utc>,
+}
+
+impl Version {
+    /// The version of something that was never set.
+    pub(crate) const NONE: Version = Version { number: 0, changed_at: DateTime::UNIX_EPOCH };
+}
+
+/// An event type, and how it is delivered.
+#[derive(Debug)]
+pub(crate) struct KnownType {
+    pub(crate) name: String,
+    pub(crate) rules: Rules,
+    /// Whether rules were set for it.
+    pub(crate) has_rules: bool,
+}
+
+/// The preferences of a user, and the event types that they apply to.
+#[derive(Debug)]
+pub(crate) struct ShownPreferences {
+    pub(crate) user_settings: UserSettings,
+    /// The known event types, by name: those of Pillarbox itself, those with rules, those that the user has named, and those of
+    /// the user's latest notifications.
+    pub(crate) event_types: Vec<(String, Rules)>,
+    pub(crate) version: Version,
+}
+
+/// The notifications that a person wants, and when.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct UserSettings {
     pub preferences: Vec<Preference>,

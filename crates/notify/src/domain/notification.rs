@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::business_event::BusinessEvent;
+use super::business_event::{BusinessEvent, EventColumns};
 use super::delivery_rules::Channel;
 
 /// After this many failures a notification is dead.
@@ -45,23 +45,44 @@ pub(crate) struct Contact {
     pub(crate) is_tenant_known: bool,
 }
 
+/// The columns of a [`Contact`]. Without one, all but the last are null.
+#[derive(sqlx::FromRow)]
+struct ContactColumns {
+    email: Option<String>,
+    name: Option<String>,
+    locale: Option<String>,
+    tenant: Option<String>,
+    is_tenant_known: bool,
+}
+
+impl From<ContactColumns> for Option<Contact> {
+    fn from(columns: ContactColumns) -> Option<Contact> {
+        let ContactColumns { email, name, locale, tenant, is_tenant_known } = columns;
+        Some(Contact { email, name: name?, locale: locale?, tenant, is_tenant_known })
+    }
+}
+
 /// A notification that is to be delivered now.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct DueNotification {
     pub(crate) id: i64,
     pub(crate) user_id: Uuid,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) channel: Channel,
     /// The failures so far.
+    #[sqlx(try_from = "i32")]
     pub(crate) attempts: u32,
     /// Whose e-mails wait in one queue; None: those of the user.
     pub(crate) sender: Option<String>,
     /// None: it was deleted after its retention, or it was not loaded because a digest only counts it.
+    #[sqlx(flatten, try_from = "EventColumns")]
     pub(crate) event: Option<BusinessEvent>,
+    #[sqlx(flatten, try_from = "ContactColumns")]
     pub(crate) contact: Option<Contact>,
     pub(crate) has_deleted_account: bool,
 }
 
-/// What an attempt to deliver a notification led to.
+/// The outcome of an attempt to deliver a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeliveryOutcome {
     Delivered,
@@ -102,7 +123,7 @@ pub(crate) struct DeliveryResult {
 }
 
 impl DueNotification {
-    /// What follows from an attempt. `random` is uniform in 0..=1.
+    /// The state after an attempt. `random` is uniform in 0..=1.
     pub(crate) fn after(
         &self,
         outcome: DeliveryOutcome,
@@ -114,7 +135,7 @@ impl DueNotification {
     }
 }
 
-/// What follows from an attempt to deliver the notification with this id and so many failures.
+/// The state after an attempt to deliver the notification with this id and so many failures.
 pub(crate) fn after(
     id: i64,
     attempts: u32,
@@ -132,9 +153,10 @@ pub(crate) fn after(
             let attempts = attempts + 1;
             let error = Some(error.chars().take(ERROR_CHARS_MAX).collect());
             let pause = time_delta(backoff.pause_with_jitter(attempts, random));
-            let (status, due_at) = match attempts >= ATTEMPTS_MAX {
-                true => (NotificationStatus::Dead, None),
-                false => (NotificationStatus::Waiting, Some(now + pause)),
+            let (status, due_at) = if attempts >= ATTEMPTS_MAX {
+                (NotificationStatus::Dead, None)
+            } else {
+                (NotificationStatus::Waiting, Some(now + pause))
             };
             DeliveryResult { attempts, ..result(status, due_at, error) }
         }

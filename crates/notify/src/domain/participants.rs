@@ -1,4 +1,4 @@
-//! What people hear of: registrations of their own, and changes of events that they have joined.
+//! The subjects of notifications: a user's registrations, and changes of the events that the user has joined.
 
 use chrono::{DateTime, Utc};
 use contracts::events::{EventChanged, EventStatus};
@@ -9,10 +9,11 @@ use uuid::Uuid;
 use super::policy::Cause;
 
 /// An event of the events service, as far as texts name it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct JoinableEvent {
     pub(crate) event_id: Uuid,
     pub(crate) version: i64,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: EventStatus,
     /// The organizer.
     pub(crate) owner_id: Uuid,
@@ -59,12 +60,30 @@ pub(crate) enum Addressees {
     },
 }
 
-/// What a message about a registration means for the user.
+/// The columns of [`Addressees`]: the event, or both of the others.
+#[derive(sqlx::FromRow)]
+pub(crate) struct AddresseesColumns {
+    event_id: Option<Uuid>,
+    aggregate_type: Option<String>,
+    aggregate_id: Option<i64>,
+}
+
+impl From<AddresseesColumns> for Addressees {
+    fn from(columns: AddresseesColumns) -> Addressees {
+        let AddresseesColumns { event_id, aggregate_type, aggregate_id } = columns;
+        match (aggregate_type, aggregate_id) {
+            (Some(aggregate_type), Some(aggregate_id)) => Addressees::Recipients { aggregate_type, aggregate_id },
+            _ => Addressees::Participants(event_id.unwrap_or_default()),
+        }
+    }
+}
+
+/// The meaning of a message about a registration for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fact {
-    /// The message itself is what the user hears of.
+    /// The user is notified of the message itself.
     Registration,
-    /// The registration ended because the event was canceled: the user hears of that, once.
+    /// The registration ended because the event was canceled: the user is notified of that, once.
     Canceled { by: Uuid },
     /// The registration ended for a reason that is not known yet: the message about the event has still to arrive.
     Unexplained,
@@ -99,7 +118,7 @@ pub(crate) struct EventFacts<'a> {
     pub(crate) previous: Option<Previous>,
 }
 
-/// What participants knew before a change.
+/// The city and the times that participants knew before a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Previous {
     pub(crate) city: String,
@@ -133,7 +152,7 @@ impl JoinableEvent {
         })
     }
 
-    /// Whether participants must hear that this event differs from what they know.
+    /// Whether participants are notified that this event differs from the state that they know.
     pub(crate) fn moves(&self, known: &JoinableEvent) -> bool {
         self.status == EventStatus::Published && self.location_and_time() != known.location_and_time()
     }
@@ -161,20 +180,20 @@ impl JoinableEvent {
         Cause::Organizer { organizer: self.owner_id, event_id: self.event_id }
     }
 
-    /// What a message about a registration means. Joins expires all registrations of a canceled event, and the waitlist of one
+    /// The meaning of a message about a registration. Joins expires all registrations of a canceled event, and the waitlist of one
     /// that has ended, and posts the same message for both.
     pub(crate) fn fact(&self, topic: &str, change: &JoinChanged) -> Fact {
-        match (topic == joins::EXPIRED, self.canceled_by) {
-            (false, _) => Fact::Registration,
-            (true, Some(by)) => Fact::Canceled { by },
-            (true, None) if change.occurred_at >= self.end_time => Fact::Registration,
-            (true, None) => Fact::Unexplained,
+        match self.canceled_by {
+            _ if topic != joins::EXPIRED => Fact::Registration,
+            Some(by) => Fact::Canceled { by },
+            None if change.occurred_at >= self.end_time => Fact::Registration,
+            None => Fact::Unexplained,
         }
     }
 }
 
-/// Whether the user hears of this message. A ban of a user who neither has a seat nor waits for one ends nothing: an organizer
-/// must not reach people who never joined, nor anybody more often than they join.
+/// Whether the user is notified of this message. A ban of a user who neither has a seat nor waits for one ends nothing: an organizer
+/// must not reach people who never joined, nor a person more often than the person joins.
 pub(crate) fn concerns_user(topic: &str, change: &JoinChanged) -> bool {
     let had_joined = matches!(change.previous_status, Some(JoinStatus::Active | JoinStatus::Waitlisted));
     topic != joins::BANNED || had_joined

@@ -1,6 +1,6 @@
-//! What the settings decide about new notifications, and the limits on the e-mails that an organizer causes.
+//! The policy that the settings define for new notifications, and the limits on the e-mails that an organizer causes.
 //!
-//! An organizer can cause an e-mail to everyone who has joined one of their events. What exceeds a limit is recorded as a
+//! An organizer can cause an e-mail to everyone who has joined one of their events. An e-mail above a limit is recorded as a
 //! skipped notification; the inbox and webhooks get everything.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,10 +12,10 @@ use uuid::Uuid;
 use super::business_event::NewNotification;
 use super::delivery_rules::{Channel, Rules};
 
-/// What the settings decide about new notifications.
+/// The policy that the settings define for new notifications.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
-    /// The rules of event types that have none of their own.
+    /// The rules of event types for which none were set.
     pub(crate) default_rules: Rules,
     /// How long a change of an event waits for further ones.
     pub(crate) change_delay: TimeDelta,
@@ -36,7 +36,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// Whose e-mails wait in one queue; None: those of each recipient have a queue of their own.
+    /// Whose e-mails wait in one queue; None: those of each recipient have a separate queue.
     pub(crate) fn sender(&self) -> Option<String> {
         match self {
             Cause::Direct => None,
@@ -57,7 +57,7 @@ pub(crate) struct EmailLimits {
     pub(crate) per_event: u32,
 }
 
-/// What an e-mail counts against.
+/// A count that an e-mail adds to.
 struct Counter {
     subject: String,
     max: u32,
@@ -116,7 +116,7 @@ impl EmailLimits {
         let Some((event_type, Cause::Organizer { organizer, event_id })) = causes.get(&one.event_id) else {
             return Vec::new();
         };
-        // An event is canceled once, and nobody should travel to it.
+        // An event is canceled once, and people must not travel to it.
         if one.channel != Channel::Email || *event_type == events::CANCELED {
             return Vec::new();
         }

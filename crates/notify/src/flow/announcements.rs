@@ -95,7 +95,7 @@ async fn begin_change(
     event: Option<&JoinableEvent>,
 ) -> Result<bool, EventError> {
     let Some(event) = event.filter(|event| event.status != EventStatus::Canceled) else {
-        // Those who had joined a canceled event hear of the cancellation.
+        // Those who had joined a canceled event are notified of the cancellation.
         store::delete(tx, business_event).await?;
         return Ok(false);
     };
@@ -104,7 +104,7 @@ async fn begin_change(
         store::postpone(tx, business_event, policy.change_pause.max(DRAFT_PAUSE_MIN)).await?;
         return Ok(false);
     }
-    // If it is as before, those who have joined meanwhile know another state.
+    // If it is as before, those who have joined in between know another state.
     if event.location_and_time() == *previous && !joined_since {
         store::delete(tx, business_event).await?;
         return Ok(false);
@@ -130,11 +130,11 @@ pub(crate) async fn list(
 
 /// Makes an announcement that was given up due again. Fails if it was not.
 pub(crate) async fn retry(tx: &mut Transaction<'_, Postgres>, id: i64) -> Result<(), Error> {
-    match store::lock(tx, id).await? {
-        Some(true) => Ok(store::retry(tx, id).await?),
-        Some(false) => Err(Error::AnnouncementNotGivenUp),
-        None => Err(Error::AnnouncementNotFound),
+    let is_given_up = store::lock(tx, id).await?.ok_or(Error::AnnouncementNotFound)?;
+    if !is_given_up {
+        return Err(Error::AnnouncementNotGivenUp);
     }
+    Ok(store::retry(tx, id).await?)
 }
 
 /// The pause before the next attempt; None after the last one.

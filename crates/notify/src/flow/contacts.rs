@@ -19,7 +19,7 @@ pub(crate) async fn save_contacts(
     messages: &[&Message],
 ) -> Result<(), EventError> {
     let mut contacts = Vec::with_capacity(messages.len());
-    // A blanked message was processed before, or nobody has processed it in time.
+    // A blanked message was processed before, or not in time.
     for message in messages.iter().filter(|message| !message.is_blanked()) {
         // The parser's error may quote a value.
         let changed: ContactChanged = serde_json::from_str(message.payload.get()).map_err(|_| EventError::NoContact)?;

@@ -38,15 +38,15 @@ use crate::domain::delivery_rules::{Channel, Rules, UserSettings};
 use crate::domain::notification::{self, Contact, DeliveryOutcome, DueNotification, NotNow};
 use crate::error::DeliveryError;
 use crate::notification_templates as texts;
-use crate::store::delivery::{self, Candidate, DigestGroup, DigestLimits};
+use crate::store::delivery::{self, Candidate, ClaimedId, Collected, DigestGroup, DigestLimits};
 use crate::store::preferences;
 
 /// If other processes deliver all that was read, the next ones are read, this often.
 const PAGES_MAX: usize = 5;
-/// What one transaction loads for each digest.
+/// The limits of each digest that one transaction loads.
 const DIGEST_LIMITS: DigestLimits =
     DigestLimits { collected: 1_000, shown: texts::DIGEST_ITEMS_MAX as i64, payload_bytes: 512 * 1024 };
-/// What one transaction loads of the payloads of other e-mails, and as much of those of webhooks. So its texts fit into
+/// The payloads of other e-mails that one transaction loads, in bytes, and as much of those of webhooks. So its texts fit into
 /// memory, and are rendered long before PostgreSQL ends a transaction that does nothing.
 const PAYLOAD_BYTES_MAX: i64 = 4 * 1024 * 1024;
 /// After this time, no further text of a batch is rendered, and no further digest. The rest remains due.
@@ -69,7 +69,7 @@ struct Renderer {
     backoff: Backoff,
 }
 
-/// What a round did.
+/// The result of a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeliveryRound {
     pub(crate) round: Round,
@@ -77,7 +77,7 @@ pub(crate) struct DeliveryRound {
     pub(crate) has_mails: bool,
 }
 
-/// What is known about a batch before it is delivered.
+/// The data that decides about a batch, read before it is delivered.
 struct Known {
     now: DateTime<Utc>,
     rules: HashMap<String, Rules>,
@@ -171,10 +171,8 @@ impl Deliverer {
         webhook_users.sort_unstable();
         webhook_users.dedup();
         webhook_users.retain(|user| locked.binary_search(user).is_ok());
-        let mut claimed = match alone.is_empty() {
-            true => Vec::new(),
-            false => delivery::claim(tx, &alone, PAYLOAD_BYTES_MAX).await?,
-        };
+        let mut claimed =
+            if alone.is_empty() { Vec::new() } else { delivery::claim(tx, &alone, PAYLOAD_BYTES_MAX).await? };
         batch.has_more |= has_reached_limit(&claimed);
         if !webhook_users.is_empty() {
             let webhooks = delivery::claim_webhooks(tx, &webhook_users, limit, PAYLOAD_BYTES_MAX).await?;
@@ -218,8 +216,8 @@ impl Deliverer {
         rendering.await.map_err(|error| DeliveryError::Rendering(error.to_string()))
     }
 
-    /// Saves that a notification has made its transaction fail, and with it all that a digest would have collected: these are
-    /// e-mails of their own from now on.
+    /// Saves that a notification has made its transaction fail, and with it all that a digest would have collected: these become
+    /// separate e-mails.
     async fn save_failure(&self, blamed: &Candidate, error: &str) -> Result<(), DeliveryError> {
         tracing::warn!(notification = blamed.id, error, "a notification makes the transaction fail that delivers it");
         let mut tx = self.db.begin().await?;
@@ -233,7 +231,7 @@ impl Deliverer {
             (None, None) => delivery::claim_id(&mut tx, blamed.id).await?,
         };
         let mut batch = Batch::default();
-        for (id, attempts) in failed {
+        for ClaimedId { id, attempts } in failed {
             let outcome = DeliveryOutcome::Failed(error.to_owned());
             let result = notification::after(id, attempts, outcome, now, self.renderer.backoff, rand::random());
             batch.results.push((blamed.channel, result));
@@ -251,7 +249,7 @@ fn has_reached_limit(claimed: &[DueNotification]) -> bool {
     sizes.sum::<usize>() + MESSAGE_BYTES_MAX > PAYLOAD_BYTES_MAX as usize
 }
 
-/// Loads digests. What is not wanted now is not loaded.
+/// Loads digests, except those that are not wanted now.
 async fn collect_digests(
     tx: &mut Transaction<'_, Postgres>,
     groups: Vec<DigestGroup>,
@@ -279,7 +277,7 @@ impl Renderer {
         let outcome = match (notification.channel, known.check(notification)) {
             (_, Err(outcome)) => outcome,
             (Channel::Email, Ok((event, contact))) => {
-                let draft = self.emails.draft((notification, event, contact), known.is_critical(event));
+                let draft = self.emails.draft(notification, event, contact, known.is_critical(event));
                 match draft.and_then(|draft| self.emails.single(&draft, known.now)) {
                     Ok(mail) => {
                         batch.mails.push(mail);
@@ -301,7 +299,7 @@ impl Renderer {
     }
 
     /// Delivers the notifications of one user and one event type as one e-mail. Those that fail do so alone. If the e-mail
-    /// cannot be rendered, each is an e-mail of its own, and those that were only counted are left to the next round.
+    /// cannot be rendered, each becomes a separate e-mail, and those that were only counted are left to the next round.
     fn deliver_digest(&self, group: &[DueNotification], known: &Known, batch: &mut Batch) {
         if let [only] = group {
             return self.deliver_alone(only, known, batch);
@@ -310,7 +308,7 @@ impl Renderer {
         let mut members: Vec<Member<'_>> = Vec::new();
         for notification in shown {
             let member = known.check(notification).and_then(|(event, contact)| {
-                let draft = self.emails.draft((notification, event, contact), known.is_critical(event))?;
+                let draft = self.emails.draft(notification, event, contact, known.is_critical(event))?;
                 self.emails.member(draft)
             });
             match member {
@@ -324,7 +322,7 @@ impl Renderer {
             _ => match self.emails.digest(&members, counted.len(), known.now) {
                 Ok(mail) => Some(mail),
                 Err(error) => {
-                    tracing::warn!(%error, "a digest cannot be rendered: its notifications are e-mails of their own");
+                    tracing::warn!(%error, "a digest cannot be rendered: its notifications become separate e-mails");
                     None
                 }
             },
@@ -429,9 +427,9 @@ fn hub_event(
 }
 
 /// The notifications by user and event type, each in the order of their ids.
-fn grouped(collected: Vec<(DigestGroup, DueNotification)>) -> impl Iterator<Item = Vec<DueNotification>> {
+fn grouped(collected: Vec<Collected>) -> impl Iterator<Item = Vec<DueNotification>> {
     let mut groups: BTreeMap<(Uuid, String), Vec<DueNotification>> = BTreeMap::new();
-    for (group, notification) in collected {
+    for Collected { group, notification } in collected {
         groups.entry((group.user_id, group.event_type)).or_default().push(notification);
     }
     groups.into_values()

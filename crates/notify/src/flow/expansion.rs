@@ -160,7 +160,7 @@ async fn planned(
     Ok((planned, now))
 }
 
-/// Drops the in-app notifications that exist. The inboxes of the whole batch are locked first: whoever adds a notification
+/// Drops the in-app notifications that exist. The inboxes of the whole batch are locked first: a transaction that adds a notification
 /// holds the lock of its inbox, so none appears after the check.
 async fn drop_existing(
     tx: &mut Transaction<'static, Postgres>,
@@ -171,7 +171,7 @@ async fn drop_existing(
     let is_repeated = |one: &&NewNotification| one.channel == Channel::InApp && !new_events.contains(&one.event_id);
     let (events, users): (Vec<Uuid>, Vec<Uuid>) =
         notifications.iter().filter(is_repeated).map(|one| (one.event_id, one.user_id)).unzip();
-    let existing = store::existing_in_app(tx, (&events, &users)).await?;
+    let existing = store::existing_in_app(tx, &events, &users).await?;
     notifications.retain(|one| one.channel != Channel::InApp || !existing.contains(&(one.event_id, one.user_id)));
     Ok(())
 }

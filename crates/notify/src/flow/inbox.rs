@@ -35,14 +35,14 @@ use crate::view::inbox::InboxItem;
 
 /// Transactions that insert notifications have committed or failed after this time.
 const COMMIT_TIME_MAX: Duration = Duration::from_secs(30);
-/// Whatever happened, the inboxes are compared this often.
+/// The inboxes are compared at least this often.
 const COMPARE_PAUSE_MAX: Duration = Duration::from_secs(15);
 /// The shortest time between two comparisons.
 const COALESCING_TIME: Duration = Duration::from_millis(10);
 /// Comparisons take at most a fifth of the time, up to this pause: many connected users must not load the database.
 const COMPARE_PAUSE_FACTOR: u32 = 4;
 const COALESCING_TIME_MAX: Duration = Duration::from_secs(5);
-/// What a stream loads at a time. It occupies memory until the client has read it.
+/// The notifications that a stream loads at a time. It occupies memory until the client has read it.
 const BATCH: LoadLimits = LoadLimits { count: 100, bytes: 64 * 1024 };
 /// Notifications that one transaction marks as read.
 const READ_STEP: i32 = 5_000;
@@ -95,8 +95,8 @@ pub(crate) async fn change(
 }
 
 /// Marks notifications up to this number as read, the next ones of at most [`READ_STEP`]; those that have arrived since the client
-/// has seen it stay unread. Returns None if there are more: they belong into another transaction, because whoever notifies the user
-/// waits for the lock of the inbox.
+/// has seen it stay unread. Returns None if there are more: they belong in another transaction, because a transaction that
+/// notifies the user waits for the lock of the inbox.
 pub(crate) async fn read_next(
     tx: &mut Transaction<'_, Postgres>,
     user: Uuid,
@@ -123,7 +123,7 @@ struct ConnectedUser {
     last_seq: watch::Sender<i64>,
 }
 
-/// What the watching worker knows.
+/// The state of the watching worker.
 #[derive(Debug, Default)]
 pub(crate) struct WatchState {
     last_begun: Option<i64>,
@@ -193,7 +193,7 @@ impl InboxStreams {
         }
     }
 
-    /// What the connected users have seen.
+    /// The last numbers that the connected users have seen.
     fn known(&self) -> HashMap<Uuid, i64> {
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.iter().map(|(user, connected)| (*user, *connected.last_seq.borrow())).collect()
@@ -347,7 +347,7 @@ impl fmt::Display for StreamPosition {
 
 fn events(templates: &Templates, shown: &ShownEntries) -> Vec<StreamEvent> {
     let event = |entry: &InboxEntry| {
-        let item = InboxItem::new(entry.clone(), templates, (&shown.name, &shown.locale));
+        let item = InboxItem::new(entry.clone(), templates, &shown.name, &shown.locale);
         // Views are structs of plain values, which always serialize.
         let data = serde_json::to_string(&item).unwrap_or_default();
         let position = StreamPosition { seq: entry.seq, created_at: Some(entry.created_at) };

@@ -1,4 +1,4 @@
-//! What operators do: read the list of e-mails, and retry e-mails and notifications that were given up.
+//! The use cases of operators: read the list of e-mails, and retry e-mails and notifications that were given up.
 
 use chrono::TimeDelta;
 use pillarbox::database::Database;
@@ -8,7 +8,7 @@ use crate::address;
 use crate::domain::Status;
 use crate::error::Error;
 use crate::store::notifications::{self, DeadNotifications};
-use crate::store::{self, DeadMails, MailFilter, MailRecord};
+use crate::store::{self, DeadMails, GivenUp, MailFilter, MailRecord};
 use crate::view::BulkRetry;
 
 pub(crate) async fn list(
@@ -29,13 +29,14 @@ pub(crate) async fn show(db: &Database, id: i64) -> Result<MailRecord, Error> {
 
 /// Queues a dead e-mail again, with the full time for retries. Fails unless it is dead and its bodies still exist.
 pub(crate) async fn retry(tx: &mut Transaction<'_, Postgres>, id: i64, retry_time: TimeDelta) -> Result<(), Error> {
-    match store::lock(tx, id).await?.ok_or(Error::NotFound)? {
-        (Status::Dead, true) => Ok(store::queue_again(tx, id, retry_time).await?),
-        (Status::Dead, false) => Err(Error::Erased),
-        (Status::Queued | Status::Sent | Status::Captured | Status::Expired | Status::Shadowed, _) => {
-            Err(Error::NotDead)
-        }
+    let mail = store::lock(tx, id).await?.ok_or(Error::NotFound)?;
+    if mail.status != Status::Dead {
+        return Err(Error::NotDead);
     }
+    if !mail.has_bodies {
+        return Err(Error::Erased);
+    }
+    Ok(store::queue_again(tx, id, retry_time).await?)
 }
 
 impl DeadMails {
@@ -58,20 +59,12 @@ const BULK_MAX: u64 = 100_000;
 const COUNT_MAX: i64 = 100_000;
 
 /// How many e-mails and notifications were given up and can be retried, each counted up to 100,000.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GivenUp {
-    pub mails: i64,
-    pub notifications: i64,
-}
-
 pub async fn given_up(db: &Database) -> sqlx::Result<GivenUp> {
-    let mut db = db.acquire().await?;
-    let (mails, notifications) = store::count_dead(&mut db, COUNT_MAX).await?;
-    Ok(GivenUp { mails, notifications })
+    store::count_dead(&mut *db.acquire().await?, COUNT_MAX).await
 }
 
-/// Queues the selected dead e-mails again, in steps, each of them once: an e-mail that dies again meanwhile stays dead. Skips those
-/// whose text was erased. What is committed stays if the database fails.
+/// Queues the selected dead e-mails again, in steps, each of them once: an e-mail that dies again in between stays dead. Skips those
+/// whose text was erased. Committed steps stay if the database fails.
 pub async fn retry_dead_mails(db: &Database, selection: &DeadMails, retry_time: TimeDelta) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {
@@ -83,8 +76,8 @@ pub async fn retry_dead_mails(db: &Database, selection: &DeadMails, retry_time: 
     }
 }
 
-/// Makes the selected dead notifications due again, in steps, each of them once: one that dies again meanwhile stays dead.
-/// What is committed stays if the database fails.
+/// Makes the selected dead notifications due again, in steps, each of them once: one that dies again in between stays dead.
+/// Committed steps stay if the database fails.
 pub async fn retry_dead_notifications(db: &Database, selection: &DeadNotifications) -> sqlx::Result<BulkRetry> {
     let mut steps = BulkSteps::default();
     loop {

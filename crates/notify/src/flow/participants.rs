@@ -1,4 +1,4 @@
-//! People hear of what concerns them: their registrations, and changes of events that they have joined.
+//! Notifies users of their registrations, and of changes of the events that they have joined.
 //!
 //! Each fact is one notification. When an event is canceled, joins expires its registrations, and each of these messages leads to the
 //! notification about the cancellation, which exists once for each person. The messages of the two services take different ways:
@@ -66,7 +66,7 @@ pub(crate) async fn notify_of_registrations(
         match registration_event(message.message_id, &message.topic, change, event)? {
             Some((event, cause)) => addressed.push(Addressed { event, users: vec![change.user_id], cause }),
             None => {
-                // The later messages about the user wait, too: the inbox has their order.
+                // The later messages about the user also wait: the inbox has their order.
                 waiting_users.insert(user);
                 waiting.push((message, change));
             }
@@ -184,9 +184,9 @@ pub(crate) async fn record_changes(
         changed.insert(new.event_id, new);
     }
     store::save_events(tx, &changed.values().collect::<Vec<_>>()).await?;
-    let pauses = (policy.change_delay, policy.change_pause);
     for (message, event_id, previous) in &moved {
-        announcements::request_change(tx, *message, *event_id, previous, pauses).await?;
+        announcements::request_change(tx, *message, *event_id, previous, policy.change_delay, policy.change_pause)
+            .await?;
     }
     let is_canceled = |event: &&JoinableEvent| event.status == EventStatus::Canceled;
     let canceled: Vec<Uuid> = changed.values().filter(is_canceled).map(|event| event.event_id).collect();

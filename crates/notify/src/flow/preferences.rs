@@ -1,4 +1,4 @@
-//! What people want to get, and how event types are delivered.
+//! The preferences of users, and the rules of event types.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,12 @@ use pillarbox::database::Database;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use crate::domain::delivery_rules::{Preference, QuietHours, Rules, UserSettings};
+use crate::domain::delivery_rules::{
+    KnownType, PREFERENCES_MAX, Preference, QuietHours, Rules, ShownPreferences, Version,
+};
 use crate::error::Error;
 use crate::notification_templates;
-use crate::store::preferences::{self as store, EventTypeRules, Version};
+use crate::store::preferences::{self as store, EventTypeRules, StoredEventType};
 use crate::unsubscribe::Unsubscription;
 
 /// The notifications of a user, in the inbox and over the other channels, whose event types are known to the user.
@@ -19,28 +21,6 @@ const RECEIVED_MAX: i64 = 100;
 const STORED_TYPES_MAX: i64 = 10_000;
 /// The waiting e-mails that a change of quiet hours releases.
 const RELEASED_MAX: i64 = 10_000;
-
-/// The largest number of preferences of a user.
-pub(crate) const PREFERENCES_MAX: usize = 500;
-
-/// The preferences of a user, and the event types that they apply to.
-#[derive(Debug)]
-pub(crate) struct ShownPreferences {
-    pub(crate) user_settings: UserSettings,
-    /// The known event types, by name: those of Pillarbox itself, those with rules, those that the user has named, and those of
-    /// the user's latest notifications.
-    pub(crate) event_types: Vec<(String, Rules)>,
-    pub(crate) version: Version,
-}
-
-/// An event type, and how it is delivered.
-#[derive(Debug)]
-pub(crate) struct KnownType {
-    pub(crate) name: String,
-    pub(crate) rules: Rules,
-    /// Whether it has rules of its own.
-    pub(crate) has_rules: bool,
-}
 
 /// A change of a user's preferences.
 #[derive(Debug, Default)]
@@ -126,10 +106,7 @@ pub(crate) async fn change(
     }
     let version = store::advance_version(tx, user).await?;
     let shown = shown(tx, user, default, version).await?;
-    match shown.user_settings.preferences.len() > PREFERENCES_MAX {
-        true => Err(Error::TooManyPreferences),
-        false => Ok(shown),
-    }
+    if shown.user_settings.preferences.len() > PREFERENCES_MAX { Err(Error::TooManyPreferences) } else { Ok(shown) }
 }
 
 /// Mutes what the holder of a link may mute. Nothing is stored about a user who is not known any more. Fails if the event type
@@ -170,8 +147,8 @@ async fn refuse_muted_critical(
     }
 }
 
-/// Returns the rules of an event type. Fails if it has none of its own.
-pub(crate) async fn event_type(db: &Database, name: &str) -> Result<(EventTypeRules, Version), Error> {
+/// Returns the rules of an event type. Fails if none were set.
+pub(crate) async fn event_type(db: &Database, name: &str) -> Result<StoredEventType, Error> {
     store::event_type(&mut *db.acquire().await?, name, false).await?.ok_or(Error::EventTypeNotFound)
 }
 
@@ -183,7 +160,7 @@ pub(crate) async fn save_event_type(
     rules: &EventTypeRules,
 ) -> Result<(Version, bool), Error> {
     let old = store::event_type(tx, name, true).await?;
-    let version = old.as_ref().map_or(Version::NONE, |(_, version)| *version);
+    let version = old.as_ref().map_or(Version::NONE, |old| old.version);
     if_match.check(version.number, version.changed_at).map_err(Error::Stale)?;
     Ok((store::save_event_type(tx, name, rules).await?, old.is_none()))
 }
@@ -195,7 +172,7 @@ pub(crate) async fn delete_event_type(
     name: &str,
     if_match: &IfMatch,
 ) -> Result<(), Error> {
-    let (_, version) = store::event_type(tx, name, true).await?.ok_or(Error::EventTypeNotFound)?;
+    let StoredEventType { version, .. } = store::event_type(tx, name, true).await?.ok_or(Error::EventTypeNotFound)?;
     if_match.check(version.number, version.changed_at).map_err(Error::Stale)?;
     Ok(store::delete_event_type(tx, name).await?)
 }

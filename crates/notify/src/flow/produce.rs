@@ -53,13 +53,10 @@ pub(crate) async fn add_type(tx: &mut Transaction<'_, Postgres>, name: &str) -> 
     Ok(log::add_aggregate_type(tx, name).await?)
 }
 
-/// Deletes an aggregate type, unless it has recipients: its events that are still to be processed reach nobody.
+/// Deletes an aggregate type, unless it has recipients: its events that are still to be processed would have no recipients.
 pub(crate) async fn delete_type(tx: &mut Transaction<'_, Postgres>, name: &str) -> Result<(), Error> {
     if !log::delete_aggregate_type(tx, name).await? {
         return Err(Error::TypeNotFound);
     }
-    match store::has_recipients(tx, name).await? {
-        true => Err(Error::TypeInUse),
-        false => Ok(()),
-    }
+    if store::has_recipients(tx, name).await? { Err(Error::TypeInUse) } else { Ok(()) }
 }

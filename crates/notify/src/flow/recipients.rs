@@ -36,7 +36,7 @@ impl ImportedRow {
     }
 }
 
-/// What an import did.
+/// The result of an import.
 #[derive(Debug)]
 pub(crate) struct ImportResult {
     /// How many users were not recipients before.
@@ -52,7 +52,7 @@ pub(crate) async fn add(tx: &mut Transaction<'_, Postgres>, recipient: &Recipien
     Ok(())
 }
 
-/// Removes a recipient. It is no error if there is none.
+/// Removes a recipient. Succeeds if there is none.
 pub(crate) async fn remove(tx: &mut Transaction<'_, Postgres>, recipient: &Recipient) -> Result<(), Error> {
     store::remove(tx, recipient).await?;
     Ok(())
@@ -119,10 +119,7 @@ fn bounded(mut errors: Vec<FieldError>) -> Vec<FieldError> {
 async fn check_type(tx: &mut Transaction<'_, Postgres>, name: &str) -> Result<(), Error> {
     lock_aggregate_types(tx, &[name]).await?;
     let known = aggregate_types(tx).await?;
-    match known.iter().any(|known| known == name) {
-        true => Ok(()),
-        false => Err(Error::UnknownType(unknown_type(&known))),
-    }
+    if known.iter().any(|known| known == name) { Ok(()) } else { Err(Error::UnknownType(unknown_type(&known))) }
 }
 
 fn unknown_type<'a>(known: impl IntoIterator<Item = &'a String>) -> String {

@@ -51,7 +51,7 @@ pub(crate) async fn delete_accounts(
     let deleted: Result<Vec<AccountDeleted>, _> = messages.iter().map(parse).collect();
     let users: Vec<Uuid> =
         deleted.map_err(|_| RequestError::NoAccount)?.into_iter().map(|deleted| deleted.user_id).collect();
-    // Identity has blanked its own log. With a broker, this database has a log of its own, with copies of the requests.
+    // Identity has blanked its own log. With a broker, this database has a separate log, with copies of the requests.
     for user in &users {
         blank_key(tx, &Tenant::main(), &user.to_string(), "the account was deleted").await?;
     }

@@ -35,7 +35,7 @@ pub(crate) struct UnknownEvents {
     checked_to: Mutex<Uuid>,
 }
 
-/// A dead letter is retained until an operator decides about it. After this time, nobody is expected to retry a request
+/// A dead letter is retained until an operator decides about it. After this time, no operator is expected to retry a request
 /// for an account that was deleted.
 const DEAD_LETTER_DAYS: u32 = 90;
 
@@ -151,7 +151,7 @@ async fn delete_of_unknown_events(db: &Database, unknown: &UnknownEvents) -> sql
     let mut db = db.acquire().await?;
     let mut checked_to = unknown.checked_to.lock().await;
     let before = first_id_at(time::now(&mut db).await? - ENDED);
-    let events = store::participants::events_with_participants(&mut db, (*checked_to, before), EVENTS_MAX).await?;
+    let events = store::participants::events_with_participants(&mut db, *checked_to, before, EVENTS_MAX).await?;
     let deleted = store::participants::delete_of_unknown(&mut db, &events, ENDED, BATCH).await?;
     // After a full batch, the same events are checked again; after the last event, the first ones.
     if deleted < BATCH.unsigned_abs() {

@@ -3,7 +3,7 @@
 //! No transaction is open during a transfer. A claim is a lease: the e-mails of a process that ends become due again when
 //! it expires. So an e-mail is sent again if its process ends after the server has accepted it and before that is saved.
 //!
-//! A transfer is a task of its own. If a round is given up, because the database does not respond, its transfers end
+//! A transfer is a separate task. If a round is given up, because the database does not respond, its transfers end
 //! normally, and the next round saves their results.
 
 use std::collections::HashSet;
@@ -31,10 +31,10 @@ const CLAIM_TIME_MAX: Duration = Duration::from_secs(2);
 /// with the same Message-ID.
 const STOP_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// An e-mail that is due for longer is sent by nobody: a sender of another process would have claimed it.
+/// No process sends an e-mail that is due for longer: its sender would have claimed it.
 const OVERDUE_TIME: TimeDelta = TimeDelta::minutes(1);
 
-/// Whether e-mails wait that nobody sends. In a copy of the database, nothing is sent anyway.
+/// Whether e-mails wait that no process sends. In a copy of the database, nothing is sent anyway.
 pub(crate) async fn has_overdue(db: &Database) -> Result<bool, SendingError> {
     let mut db = db.acquire().await?;
     Ok(!cluster_identity::is_restored(&mut db).await? && store::is_overdue(&mut db, OVERDUE_TIME).await?)
@@ -133,13 +133,13 @@ impl MailSender {
             may_be_more &= work.server_failure.is_none();
         }
         self.save(work).await?;
-        match (&work.server_failure, has_claimed) {
-            (Some(error), true) => Err(SendingError::Server(error.clone())),
-            (Some(_), false) | (None, false) => {
-                self.outgoing.client.close_idle();
-                Ok(Round::Idle)
-            }
-            (None, true) => Ok(Round::Busy),
+        if !has_claimed {
+            self.outgoing.client.close_idle();
+            return Ok(Round::Idle);
+        }
+        match &work.server_failure {
+            Some(error) => Err(SendingError::Server(error.clone())),
+            None => Ok(Round::Busy),
         }
     }
 
@@ -186,7 +186,7 @@ impl Outgoing {
             Attempt::Expired
         } else {
             match self.sender.compose(mail) {
-                Err(error) => Attempt::Refused(error),
+                Err(error) => Attempt::Refused(error.to_string()),
                 Ok(_) if BootTime::now() >= latest_start => return None,
                 Ok(composed) => self.client.send(&composed).await,
             }

@@ -50,7 +50,7 @@ async fn list(
 
 /// Continue an announcement that was given up
 ///
-/// It continues after the last user who was notified; nobody is notified twice.
+/// It continues after the last user who was notified; no user is notified twice.
 #[utoipa::path(post, path = "/admin/v1/announcements/{id}/retry", operation_id = "retryAnnouncement", tag = "notify",
     params(("id" = i64, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),

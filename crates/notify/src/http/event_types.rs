@@ -23,9 +23,9 @@ use utoipa_axum::routes;
 
 use super::{IDEMPOTENCY_KEY, Reader};
 use crate::Notify;
-use crate::domain::delivery_rules::Channel;
+use crate::domain::delivery_rules::{Channel, Version};
 use crate::flow::preferences as flow;
-use crate::store::preferences::{EventTypeRules, Version};
+use crate::store::preferences::{EventTypeRules, StoredEventType};
 use crate::view::preferences::{EventTypeView, KnownTypeView};
 
 const DIGEST_MINUTES_MAX: i64 = 10_080;
@@ -44,7 +44,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Notify>> {
 #[serde(deny_unknown_fields)]
 #[schema(as = NewEventTypeRules, example = json!({"critical": false, "channels": ["email", "in_app", "webhook"], "digest_minutes": 60}))]
 struct EventTypeBody {
-    /// Nobody can mute it, and it waits neither for quiet hours nor for a digest.
+    /// It cannot be muted, and it waits neither for quiet hours nor for a digest.
     #[serde(default)]
     critical: bool,
     /// Absent or null: `email` and `in_app`.
@@ -83,18 +83,19 @@ async fn list_event_types(
     security(("bearer" = [])),
     responses((status = 200, body = EventTypeView, headers(("etag" = String, description = "Changes with the rules"))),
         (status = 304, description = "The cached response is current"),
-        (status = 404, description = "The event type has no rules of its own")))]
+        (status = 404, description = "No rules were set for the event type")))]
 async fn show_event_type(
     State(notify): State<Arc<Notify>>,
     _: Operator,
     Path(name): Path<String>,
     if_none_match: IfNoneMatch,
 ) -> Result<Response, Problem> {
-    let (rules, version) = flow::event_type(&notify.db, &name).await?;
+    let StoredEventType { rules, version, .. } = flow::event_type(&notify.db, &name).await?;
     let tag = tag_of(version);
-    match if_none_match.matches(&tag) {
-        true => Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
-        false => Ok(([(ETAG, tag)], Json(EventTypeView::new(name, rules))).into_response()),
+    if if_none_match.matches(&tag) {
+        Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response())
+    } else {
+        Ok(([(ETAG, tag)], Json(EventTypeView::new(name, rules))).into_response())
     }
 }
 
@@ -152,7 +153,7 @@ async fn save_event_type(
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),
     responses((status = 204, description = "The defaults apply"),
-        (status = 404, description = "The event type has no rules of its own"),
+        (status = 404, description = "No rules were set for the event type"),
         (status = 412, description = "The rules have changed since the given ETag")))]
 async fn delete_event_type(
     State(notify): State<Arc<Notify>>,

@@ -84,7 +84,7 @@ async fn list_inbox(
     let before = scope.position(cursor.as_deref())?;
     let filter = InboxFilter { unread: filters.unread, archived: filters.archived.unwrap_or(false) };
     let ShownEntries { entries, name, locale } = flow::list(&notify.db, user, filter, before, limit + 1).await?;
-    let item = |entry: InboxEntry| InboxItem::new(entry, &notify.recorder.templates, (&name, &locale));
+    let item = |entry: InboxEntry| InboxItem::new(entry, &notify.recorder.templates, &name, &locale);
     Ok(scope.cut_by_size(entries, limit, InboxEntry::bytes, |entry| entry.seq).map(item))
 }
 
@@ -98,7 +98,7 @@ async fn show_inbox_item(
     Path(seq): Path<i64>,
 ) -> Result<Json<InboxItem>, Problem> {
     let ShownEntries { entries, name, locale } = flow::one(&notify.db, user, seq).await?;
-    let item = |entry: InboxEntry| InboxItem::new(entry, &notify.recorder.templates, (&name, &locale));
+    let item = |entry: InboxEntry| InboxItem::new(entry, &notify.recorder.templates, &name, &locale);
     let found = entries.into_iter().next().map(item);
     found.map(Json).ok_or_else(|| crate::error::Error::InboxItemNotFound.into())
 }
@@ -168,7 +168,7 @@ async fn mark_unread(
 
 /// Archive a notification
 ///
-/// It is read, too.
+/// It is also read.
 #[utoipa::path(post, path = "/notify/v1/inbox/{seq}/archive", operation_id = "archiveInboxItem", tag = "notify",
     params(("seq" = i64, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
     security(("bearer" = [])),

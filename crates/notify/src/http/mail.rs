@@ -64,11 +64,14 @@ impl DeadMailSelection {
     /// Fails unless it has either filters or `all`: an empty request must not affect every e-mail.
     fn into_dead_mails(self) -> Result<DeadMails, Error> {
         let DeadMailSelection { to, template, all } = self;
-        match (all, to.is_some() || template.is_some()) {
-            (false, false) => Err(Error::NoFilter),
-            (true, true) => Err(Error::AllAndFilters),
-            (true, false) | (false, true) => Ok(DeadMails::new(to, template)),
+        let has_filter = to.is_some() || template.is_some();
+        if all && has_filter {
+            return Err(Error::AllAndFilters);
         }
+        if !all && !has_filter {
+            return Err(Error::NoFilter);
+        }
+        Ok(DeadMails::new(to, template))
     }
 }
 

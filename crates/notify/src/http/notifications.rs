@@ -75,11 +75,14 @@ impl DeadNotificationSelection {
     /// Fails unless it has either filters or `all`: an empty request must not affect every notification.
     fn into_dead_notifications(self) -> Result<DeadNotifications, Error> {
         let DeadNotificationSelection { channel, event_type, user_id, to, all } = self;
-        match (all, channel.is_some() || event_type.is_some() || user_id.is_some() || to.is_some()) {
-            (false, false) => Err(Error::NoFilter),
-            (true, true) => Err(Error::AllAndFilters),
-            (true, false) | (false, true) => Ok(DeadNotifications { channel, event_type, user_id, to }),
+        let has_filter = channel.is_some() || event_type.is_some() || user_id.is_some() || to.is_some();
+        if all && has_filter {
+            return Err(Error::AllAndFilters);
         }
+        if !all && !has_filter {
+            return Err(Error::NoFilter);
+        }
+        Ok(DeadNotifications { channel, event_type, user_id, to })
     }
 }
 

@@ -24,8 +24,8 @@ use uuid::Uuid;
 use super::IDEMPOTENCY_KEY;
 use super::event_types::{EVENT_TYPE_DETAIL, is_event_type, tag_of};
 use crate::Notify;
-use crate::domain::delivery_rules::{Channel, Preference, QuietHours};
-use crate::flow::preferences::{self as flow, PREFERENCES_MAX, PreferenceChange, ShownPreferences};
+use crate::domain::delivery_rules::{Channel, PREFERENCES_MAX, Preference, QuietHours, ShownPreferences};
+use crate::flow::preferences::{self as flow, PreferenceChange};
 use crate::view::preferences::PreferencesView;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Notify>> {
@@ -119,13 +119,14 @@ async fn show_preferences(
     let shown = flow::show(&notify.db, user, &notify.policy.default_rules).await?;
     let version = shown.version;
     let view = PreferencesView::from(shown);
-    // The rules of event types are part of the response and have versions of their own.
+    // The rules of event types are part of the response and have separate versions.
     let digest = etag::of_content(&serde_json::to_string(&view).unwrap_or_default());
     let extra = digest.to_str().unwrap_or_default().trim_matches('"').to_owned();
     let tag = etag::with_extra(version.number, version.changed_at, extra);
-    match if_none_match.matches(&tag) {
-        true => Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
-        false => Ok(([(ETAG, tag)], Json(view)).into_response()),
+    if if_none_match.matches(&tag) {
+        Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response())
+    } else {
+        Ok(([(ETAG, tag)], Json(view)).into_response())
     }
 }
 

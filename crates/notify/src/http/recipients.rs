@@ -99,7 +99,7 @@ struct Imported {
     rows: usize,
     /// Of these, the recipients that were new.
     added: u64,
-    /// What was ignored because identity knows it of users with an account; at most 100 rows are listed.
+    /// The values that were ignored because identity knows them of users with an account; at most 100 rows are listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ignored: Vec<IgnoredRow>,
 }
@@ -194,7 +194,7 @@ async fn put(
 #[utoipa::path(delete, path = "/notify/v1/recipients/{aggregate_type}/{aggregate}/{user_id}", operation_id = "deleteRecipient", tag = "notify",
     params(("aggregate_type" = String, Path), ("aggregate" = String, Path), ("user_id" = Uuid, Path),
         ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),
-    security(("bearer" = [])), responses((status = 204, description = "The user is no recipient (any more)")))]
+    security(("bearer" = [])), responses((status = 204, description = "The user is not a recipient (any more)")))]
 async fn delete(
     State(notify): State<Arc<Notify>>,
     _: RecipientManager,
@@ -253,7 +253,7 @@ impl IgnoredRow {
     }
 }
 
-/// A row, with all that is wrong with its types. What is invalid has an arbitrary value.
+/// A row, with all that is wrong with its types. An invalid field has an arbitrary value.
 fn imported_row(row: Parsed<NewRecipient>) -> ImportedRow {
     let mut errors = Vec::new();
     let Some(new) = row.collect("", &mut errors) else { return ImportedRow::invalid(errors) };

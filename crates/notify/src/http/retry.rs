@@ -12,7 +12,7 @@ use crate::Notify;
 use crate::error::Error;
 use crate::flow::{announcements, notifications, operator};
 
-/// What an operator retries, by its id.
+/// The row that an operator retries, by its id.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retried {
     Email(i64),

@@ -20,7 +20,7 @@ use crate::Notify;
 use crate::domain::business_event::check_aggregate_type;
 use crate::error::Error;
 use crate::flow::produce;
-use crate::inbox::{RESERVED_TYPES, listener_name};
+use crate::handlers::{RESERVED_TYPES, listener_name};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Notify>> {
     OpenApiRouter::new().routes(routes!(list, add)).routes(routes!(delete))
@@ -96,7 +96,7 @@ async fn add(
 
 /// Delete an aggregate type
 ///
-/// For operators. Refused while it has recipients. Its events that are still to be processed reach nobody; its queue and its
+/// For operators. Refused while it has recipients. Its events that are still to be processed have no recipients; its queue and its
 /// consumer remain until you delete them.
 #[utoipa::path(delete, path = "/notify/v1/aggregate-types/{name}", operation_id = "deleteAggregateType", tag = "notify",
     params(("name" = String, Path), ("idempotency-key" = Option<String>, Header, description = IDEMPOTENCY_KEY)),

@@ -1,4 +1,4 @@
-//! What the address of the mail server says: credentials, whether it is this machine, and how its certificate is verified.
+//! The parts of the mail server's address: credentials, whether it is this machine, and how its certificate is verified.
 
 use std::net::IpAddr;
 use std::path::Path;

@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-/// What is stored about users, except e-mails, by `user_id`. One order of locks: a handler locks participants, then inboxes, each
+/// The rows about users, except e-mails, by `user_id`. One order of locks: a handler locks participants, then inboxes, each
 /// in the order of their keys, and an import contacts, then recipients.
 const DELETE_OF_USERS: [&str; 14] = [
     "select from pillarbox_notify.participant where user_id = any($1) order by event_id, user_id for update",

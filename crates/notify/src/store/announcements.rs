@@ -3,32 +3,32 @@
 use std::collections::HashSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 use uuid::Uuid;
 
-use super::delivery;
-use crate::domain::business_event::BusinessEvent;
-use crate::domain::participants::{Addressees, Previous};
+use crate::domain::business_event::{BusinessEvent, EventColumns};
+use crate::domain::participants::{Addressees, AddresseesColumns, Previous};
 
 /// A business event that is being announced.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct Announcement {
     pub(crate) business_event: Uuid,
+    #[sqlx(flatten, try_from = "AddresseesColumns")]
     pub(crate) addressees: Addressees,
     /// The last user who has been notified.
     pub(crate) last_user: Option<Uuid>,
     /// The attempts that have failed since the last step.
     pub(crate) attempts: i32,
-    /// What the participants know, if it is an announcement of a change that has not begun.
+    /// The state that the participants know, if it is an announcement of a change that has not begun.
+    #[sqlx(json(nullable))]
     pub(crate) previous: Option<Previous>,
     /// Whether there are participants who know a later state than `previous`.
     pub(crate) joined_since: bool,
 }
 
 /// An announcement as operators see it.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct AnnouncementRecord {
     pub(crate) id: i64,
     pub(crate) business_event: Uuid,
@@ -41,14 +41,21 @@ pub(crate) struct AnnouncementRecord {
     pub(crate) last_error: Option<String>,
 }
 
-/// Requests that the participants of an event hear of a change, if there are any. The request joins one that has not begun.
+#[derive(sqlx::FromRow)]
+struct EventRow {
+    #[sqlx(flatten, try_from = "EventColumns")]
+    event: Option<BusinessEvent>,
+}
+
+/// Requests that the participants of an event are notified of a change, if there are any. The request joins one that has not begun.
 /// `message`: the message about the change; its id becomes that of the business event.
 pub(crate) async fn request_change(
     db: &mut PgConnection,
     message: Uuid,
     event_id: Uuid,
     previous: &Previous,
-    (delay, pause): (TimeDelta, TimeDelta),
+    delay: TimeDelta,
+    pause: TimeDelta,
 ) -> sqlx::Result<()> {
     // The update locks the announcement that it joins: if that begins now, with the state before this change, it is complete
     // then, and this one is inserted.
@@ -136,7 +143,7 @@ pub(crate) async fn announced_aggregates(
 }
 
 /// Locks the announcement that has waited for longest. One that another process works on is skipped, and one that waits for an
-/// earlier one about the same event or aggregate: people hear of changes in their order.
+/// earlier one about the same event or aggregate: people are notified of changes in their order.
 pub(crate) async fn lock_next(db: &mut PgConnection) -> sqlx::Result<Option<Announcement>> {
     let query =
         "select business_event, event_id, aggregate_type, aggregate_id, last_user, attempts, previous, joined_since
@@ -145,7 +152,7 @@ pub(crate) async fn lock_next(db: &mut PgConnection) -> sqlx::Result<Option<Anno
                      select from pillarbox_notify.announcement earlier
                      where earlier.subject = one.subject and earlier.id < one.id and earlier.due_at is not null)
                  order by due_at limit 1 for update skip locked";
-    sqlx::query(query).fetch_optional(db).await?.as_ref().map(announcement).transpose()
+    sqlx::query_as(query).fetch_optional(db).await
 }
 
 /// Saves how far an announcement has come. The others have their turn before it continues.
@@ -185,22 +192,10 @@ pub(crate) async fn list(
                  from pillarbox_notify.announcement
                  where ($1::boolean is null or (due_at is null) = $1) and ($2::bigint is null or id < $2)
                  order by id desc limit $3";
-    let rows = sqlx::query(query).bind(given_up).bind(before).bind(i64::from(limit)).fetch_all(db).await?;
-    let record = |row: &PgRow| {
-        Ok(AnnouncementRecord {
-            id: row.try_get("id")?,
-            business_event: row.try_get("business_event")?,
-            subject: row.try_get("subject")?,
-            last_user: row.try_get("last_user")?,
-            due_at: row.try_get("due_at")?,
-            attempts: row.try_get("attempts")?,
-            last_error: row.try_get("last_error")?,
-        })
-    };
-    rows.iter().map(record).collect()
+    sqlx::query_as(query).bind(given_up).bind(before).bind(i64::from(limit)).fetch_all(db).await
 }
 
-/// Locks an announcement. Returns whether it was given up; None if there is no such announcement.
+/// Locks an announcement. Returns whether it was given up; None if it does not exist.
 pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<bool>> {
     let query = "select due_at is null from pillarbox_notify.announcement where id = $1 for update";
     sqlx::query_scalar(query).bind(id).fetch_optional(db).await
@@ -246,24 +241,6 @@ pub(crate) async fn users_after(
 pub(crate) async fn business_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<BusinessEvent>> {
     let query = "select id as event_id, event_type, aggregate_type, aggregate_id, payload::text as payload, at
                  from pillarbox_notify.business_event where id = $1";
-    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
-    row.as_ref().map_or(Ok(None), delivery::business_event)
-}
-
-fn announcement(row: &PgRow) -> sqlx::Result<Announcement> {
-    let addressees = match row.try_get::<Option<Uuid>, _>("event_id")? {
-        Some(event_id) => Addressees::Participants(event_id),
-        None => Addressees::Recipients {
-            aggregate_type: row.try_get("aggregate_type")?,
-            aggregate_id: row.try_get("aggregate_id")?,
-        },
-    };
-    Ok(Announcement {
-        business_event: row.try_get("business_event")?,
-        addressees,
-        last_user: row.try_get("last_user")?,
-        attempts: row.try_get("attempts")?,
-        previous: row.try_get::<Option<Json<Previous>>, _>("previous")?.map(|Json(previous)| previous),
-        joined_since: row.try_get("joined_since")?,
-    })
+    let row: Option<EventRow> = sqlx::query_as(query).bind(id).fetch_optional(db).await?;
+    Ok(row.and_then(|row| row.event))
 }

@@ -1,22 +1,19 @@
 //! SQL of the delivery of notifications.
 
 use chrono::{DateTime, Utc};
-use serde_json::value::RawValue;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::preferences::channel_of;
-use crate::domain::business_event::BusinessEvent;
 use crate::domain::delivery_rules::Channel;
-use crate::domain::notification::{Contact, DeliveryResult, DueNotification, NotNow};
+use crate::domain::notification::{DeliveryResult, DueNotification, NotNow};
 
 /// A notification that is due, not locked.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct Candidate {
     pub(crate) id: i64,
     pub(crate) due_at: DateTime<Utc>,
     pub(crate) user_id: Uuid,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) channel: Channel,
     /// None if the event no longer exists.
     pub(crate) event_type: Option<String>,
@@ -26,9 +23,10 @@ pub(crate) struct Candidate {
 }
 
 /// The e-mails of one event type to one user, which become one e-mail.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct DigestGroup {
     pub(crate) user_id: Uuid,
+    #[sqlx(rename = "digest_type")]
     pub(crate) event_type: String,
 }
 
@@ -44,9 +42,11 @@ pub(crate) struct DigestLimits {
 }
 
 /// How many notifications were not delivered now, without being loaded.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, sqlx::FromRow)]
 pub(crate) struct NotNowCounts {
+    #[sqlx(try_from = "i64")]
     pub(crate) skipped: u64,
+    #[sqlx(try_from = "i64")]
     pub(crate) postponed: u64,
 }
 
@@ -57,18 +57,36 @@ impl NotNowCounts {
     }
 }
 
+/// A locked notification, without its content.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct ClaimedId {
+    pub(crate) id: i64,
+    /// The failures so far.
+    #[sqlx(try_from = "i32")]
+    pub(crate) attempts: u32,
+}
+
+/// A notification that was collected for a digest.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct Collected {
+    #[sqlx(flatten)]
+    pub(crate) group: DigestGroup,
+    #[sqlx(flatten)]
+    pub(crate) notification: DueNotification,
+}
+
 /// The columns of a [`DueNotification`].
 const DUE_COLUMNS: &str =
     "n.id, n.user_id, n.channel, n.attempts, n.sender, n.event_id, e.event_type, e.aggregate_type,
-    e.aggregate_id, e.payload::text as payload, e.at, c.user_id as contact_id, c.email, c.name, c.locale, c.tenant,
+    e.aggregate_id, e.payload::text as payload, e.at, c.email, c.name, c.locale, c.tenant,
     exists (select from pillarbox.tenant where name = c.tenant and deleted_at is null) as is_tenant_known,
     d.user_id is not null as has_deleted_account";
-/// The tables of a [`DueNotification`], beside `n`.
+/// The tables of a [`DueNotification`], apart from `n`.
 const DUE_TABLES: &str = "left join pillarbox_notify.business_event e on e.id = n.event_id
     left join pillarbox_notify.contact c on c.user_id = n.user_id
     left join pillarbox_notify.deleted_account d on d.user_id = n.user_id";
 
-/// Returns the notifications that are due for longest, after the given one; `only_direct`: of those that somebody may wait for.
+/// Returns the notifications that are due for longest, after the given one; `only_direct`: of those that a person may wait for.
 /// The cost does not depend on how many wait.
 pub(crate) async fn candidates(
     db: &mut PgConnection,
@@ -88,19 +106,7 @@ pub(crate) async fn candidates(
          left join pillarbox_notify.contact c on c.user_id = n.user_id
          order by n.due_at, n.id"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(due_at).bind(id).bind(limit).fetch_all(db).await?;
-    let candidate = |row: &PgRow| {
-        Ok(Candidate {
-            id: row.try_get("id")?,
-            due_at: row.try_get("due_at")?,
-            user_id: row.try_get("user_id")?,
-            channel: channel_of(row.try_get("channel")?)?,
-            event_type: row.try_get("event_type")?,
-            has_contact: row.try_get("has_contact")?,
-            was_tried: row.try_get("was_tried")?,
-        })
-    };
-    rows.iter().map(candidate).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(due_at).bind(id).bind(limit).fetch_all(db).await
 }
 
 /// Locks the contacts of these users, except those that another process has locked. Returns the users whose digests and
@@ -128,8 +134,7 @@ pub(crate) async fn claim(db: &mut PgConnection, ids: &[i64], bytes_max: i64) ->
          select {DUE_COLUMNS} from sized join pillarbox_notify.notification n on n.id = sized.id {DUE_TABLES}
          where sized.place = 1 or coalesce(sized.bytes, 0) <= $2 order by sized.place"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(ids).bind(bytes_max).fetch_all(db).await?;
-    rows.iter().map(due_notification).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(ids).bind(bytes_max).fetch_all(db).await
 }
 
 /// Locks and returns the due webhooks of these users in the order of their ids, which is that of their events: the first whose
@@ -158,24 +163,23 @@ pub(crate) async fn claim_webhooks(
          select {DUE_COLUMNS} from sized join pillarbox_notify.notification n on n.id = sized.id {DUE_TABLES}
          where sized.place = 1 or coalesce(sized.bytes, 0) <= $3 order by sized.place"
     );
-    let query = sqlx::query(sqlx::AssertSqlSafe(query)).bind(users).bind(limit).bind(bytes_max);
-    query.fetch_all(db).await?.iter().map(due_notification).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(users).bind(limit).bind(bytes_max).fetch_all(db).await
 }
 
-/// Locks a notification that waits. Returns its id and its failures so far; nothing if another process has locked it.
-pub(crate) async fn claim_id(db: &mut PgConnection, id: i64) -> sqlx::Result<Vec<(i64, u32)>> {
+/// Locks a notification that waits. Returns nothing if another process has locked it.
+pub(crate) async fn claim_id(db: &mut PgConnection, id: i64) -> sqlx::Result<Vec<ClaimedId>> {
     let query = "select id, attempts from pillarbox_notify.notification
                  where id = $1 and status = 'waiting' for update skip locked";
-    ids_and_attempts(sqlx::query(query).bind(id).fetch_all(db).await?)
+    sqlx::query_as(query).bind(id).fetch_all(db).await
 }
 
 /// The same for the first webhook of a user that is due.
-pub(crate) async fn claim_first_webhook_id(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Vec<(i64, u32)>> {
+pub(crate) async fn claim_first_webhook_id(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Vec<ClaimedId>> {
     let query = "select id, attempts from pillarbox_notify.notification
                  where user_id = $1 and channel = 'webhook' and channel <> 'in_app' and status = 'waiting'
                      and due_at <= statement_timestamp()
                  order by id limit 1 for update skip locked";
-    ids_and_attempts(sqlx::query(query).bind(user).fetch_all(db).await?)
+    sqlx::query_as(query).bind(user).fetch_all(db).await
 }
 
 /// The same for the e-mails that [`collect`] returns, without their content.
@@ -183,18 +187,13 @@ pub(crate) async fn claim_digest_ids(
     db: &mut PgConnection,
     group: &DigestGroup,
     limit: i64,
-) -> sqlx::Result<Vec<(i64, u32)>> {
+) -> sqlx::Result<Vec<ClaimedId>> {
     let query = "select n.id, n.attempts
                  from pillarbox_notify.notification n join pillarbox_notify.business_event e on e.id = n.event_id
                  where n.user_id = $1 and n.channel = 'email' and n.channel <> 'in_app'
                      and n.status = 'waiting' and n.attempts = 0 and n.last_error is null and e.event_type = $2
                  order by n.id limit $3 for update of n skip locked";
-    let query = sqlx::query(query).bind(group.user_id).bind(&group.event_type).bind(limit);
-    ids_and_attempts(query.fetch_all(db).await?)
-}
-
-fn ids_and_attempts(rows: Vec<PgRow>) -> sqlx::Result<Vec<(i64, u32)>> {
-    rows.iter().map(|row| Ok((row.try_get("id")?, row.try_get::<i32, _>("attempts")?.unsigned_abs()))).collect()
+    sqlx::query_as(query).bind(group.user_id).bind(&group.event_type).bind(limit).fetch_all(db).await
 }
 
 /// Locks and returns the waiting e-mails of these groups, also those that are not due yet, oldest first. Those that were tried
@@ -204,12 +203,12 @@ pub(crate) async fn collect(
     db: &mut PgConnection,
     groups: &[DigestGroup],
     limits: DigestLimits,
-) -> sqlx::Result<Vec<(DigestGroup, DueNotification)>> {
+) -> sqlx::Result<Vec<Collected>> {
     // Rows that are locked are being deleted with their account: waiting for them could be a deadlock.
     // The size is that of the text, because a payload can be compressed to a hundredth of it. To read it, PostgreSQL
     // decompresses the payload, so only those that may be shown are read.
     let query = "select n.*, e.event_type, e.aggregate_type, e.aggregate_id, e.payload::text as payload, e.at,
-             c.user_id as contact_id, c.email, c.name, c.locale, c.tenant, false as is_tenant_known,
+             c.email, c.name, c.locale, c.tenant, false as is_tenant_known,
              d.user_id is not null as has_deleted_account
          from (
              select placed.*,
@@ -235,19 +234,14 @@ pub(crate) async fn collect(
          left join pillarbox_notify.contact c on c.user_id = n.user_id
          left join pillarbox_notify.deleted_account d on d.user_id = n.user_id
          order by n.id";
-    let rows = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(groups.iter().map(|group| group.user_id).collect::<Vec<_>>())
         .bind(groups.iter().map(|group| group.event_type.as_str()).collect::<Vec<_>>())
         .bind(limits.collected)
         .bind(limits.shown)
         .bind(limits.payload_bytes)
         .fetch_all(db)
-        .await?;
-    let collected = |row: &PgRow| {
-        let group = DigestGroup { user_id: row.try_get("user_id")?, event_type: row.try_get("digest_type")? };
-        Ok((group, due_notification(row)?))
-    };
-    rows.iter().map(collected).collect()
+        .await
 }
 
 /// Saves that the due e-mails of these groups are skipped or postponed, up to `limit` of each, without loading them.
@@ -277,7 +271,7 @@ pub(crate) async fn put_off(
          )
          select count(*) filter (where status = 'skipped') as skipped,
              count(*) filter (where status = 'waiting') as postponed from changed";
-    let row = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(groups.iter().map(|(group, _)| group.user_id).collect::<Vec<_>>())
         .bind(groups.iter().map(|(group, _)| group.event_type.as_str()).collect::<Vec<_>>())
         .bind(groups.iter().map(|(_, outcome)| parts(outcome).0).collect::<Vec<_>>())
@@ -285,9 +279,7 @@ pub(crate) async fn put_off(
         .bind(groups.iter().map(|(_, outcome)| parts(outcome).2).collect::<Vec<_>>())
         .bind(limit)
         .fetch_one(db)
-        .await?;
-    let count = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
-    Ok(NotNowCounts { skipped: count("skipped")?, postponed: count("postponed")? })
+        .await
 }
 
 /// Saves the results of attempts.
@@ -307,43 +299,4 @@ pub(crate) async fn save_results(db: &mut PgConnection, results: &[DeliveryResul
         .execute(db)
         .await
         .map(drop)
-}
-
-fn due_notification(row: &PgRow) -> sqlx::Result<DueNotification> {
-    let contact_id: Option<Uuid> = row.try_get("contact_id")?;
-    let contact = contact_id.map(|_| contact(row)).transpose()?;
-    Ok(DueNotification {
-        id: row.try_get("id")?,
-        user_id: row.try_get("user_id")?,
-        channel: channel_of(row.try_get("channel")?)?,
-        attempts: row.try_get::<i32, _>("attempts")?.unsigned_abs(),
-        sender: row.try_get("sender")?,
-        event: business_event(row)?,
-        contact,
-        has_deleted_account: row.try_get("has_deleted_account")?,
-    })
-}
-
-/// None if the event no longer exists.
-pub(super) fn business_event(row: &PgRow) -> sqlx::Result<Option<BusinessEvent>> {
-    let Some(event_type) = row.try_get("event_type")? else { return Ok(None) };
-    let payload = RawValue::from_string(row.try_get("payload")?).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    Ok(Some(BusinessEvent {
-        id: row.try_get("event_id")?,
-        event_type,
-        aggregate_type: row.try_get("aggregate_type")?,
-        aggregate_id: row.try_get("aggregate_id")?,
-        payload,
-        at: row.try_get("at")?,
-    }))
-}
-
-fn contact(row: &PgRow) -> sqlx::Result<Contact> {
-    Ok(Contact {
-        email: row.try_get("email")?,
-        name: row.try_get("name")?,
-        locale: row.try_get("locale")?,
-        tenant: row.try_get("tenant")?,
-        is_tenant_known: row.try_get("is_tenant_known")?,
-    })
 }

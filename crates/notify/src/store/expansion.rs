@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::domain::business_event::{BusinessEvent, NewNotification};
@@ -32,10 +32,10 @@ pub(crate) async fn recipients(
                  (select null, user_id from pillarbox_notify.recipient
                   where aggregate_type = $1 and aggregate_id is null limit $3)";
     let mut found = Recipients::default();
-    let query = sqlx::query(query).bind(aggregate_type).bind(aggregate_ids).bind(limit as i64);
-    for row in query.fetch_all(db).await? {
-        let user: Uuid = row.try_get("user_id")?;
-        match row.try_get::<Option<i64>, _>("aggregate_id")? {
+    let query = sqlx::query_as(query).bind(aggregate_type).bind(aggregate_ids).bind(limit as i64);
+    let recipients: Vec<(Option<i64>, Uuid)> = query.fetch_all(db).await?;
+    for (aggregate, user) in recipients {
+        match aggregate {
             Some(aggregate) => found.of_aggregate.entry(aggregate).or_default().push(user),
             None => found.of_all.push(user),
         }
@@ -67,7 +67,7 @@ pub(crate) async fn insert_events(db: &mut PgConnection, events: &[&BusinessEven
 /// Adds unread notifications to inboxes, and locks these until the end of the transaction. `added`: users in the order of
 /// their ids, because transactions that lock in another order can deadlock. Returns the highest number of each inbox.
 pub(crate) async fn add_to_inboxes(db: &mut PgConnection, added: &[(Uuid, i32)]) -> sqlx::Result<HashMap<Uuid, i64>> {
-    let rows = sqlx::query(
+    let last: Vec<(Uuid, i64)> = sqlx::query_as(
         "insert into pillarbox_notify.inbox as inbox (user_id, last_seq, unread)
          select user_id, added, added from unnest($1::uuid[], $2::int[]) with ordinality as new (user_id, added, n)
          order by n
@@ -79,18 +79,19 @@ pub(crate) async fn add_to_inboxes(db: &mut PgConnection, added: &[(Uuid, i32)])
     .bind(added.iter().map(|(_, count)| *count).collect::<Vec<_>>())
     .fetch_all(db)
     .await?;
-    rows.iter().map(|row| Ok((row.try_get("user_id")?, row.try_get("last_seq")?))).collect()
+    Ok(last.into_iter().collect())
 }
 
 /// Which users have a notification about which of these events in their inboxes already.
 pub(crate) async fn existing_in_app(
     db: &mut PgConnection,
-    (events, users): (&[Uuid], &[Uuid]),
+    events: &[Uuid],
+    users: &[Uuid],
 ) -> sqlx::Result<HashSet<(Uuid, Uuid)>> {
     let query = "select event_id, user_id from unnest($1::uuid[], $2::uuid[]) as pair (event_id, user_id)
                  join pillarbox_notify.notification using (event_id, user_id) where channel = 'in_app'";
-    let rows = sqlx::query(query).bind(events).bind(users).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("event_id")?, row.try_get("user_id")?))).collect()
+    let existing: Vec<(Uuid, Uuid)> = sqlx::query_as(query).bind(events).bind(users).fetch_all(db).await?;
+    Ok(existing.into_iter().collect())
 }
 
 /// Adds these e-mails to the counts of this hour. Returns the counts. They are locked until the end of the transaction, in the
@@ -105,13 +106,13 @@ pub(crate) async fn count_emails(
                  order by n
                  on conflict (hour, subject) do update set emails = old.emails + excluded.emails
                  returning subject, emails";
-    let rows = sqlx::query(query)
+    let counts: Vec<(String, i32)> = sqlx::query_as(query)
         .bind(hour_of(now))
         .bind(demands.keys().cloned().collect::<Vec<_>>())
         .bind(demands.values().copied().collect::<Vec<_>>())
         .fetch_all(db)
         .await?;
-    rows.iter().map(|row| Ok((row.try_get("subject")?, row.try_get("emails")?))).collect()
+    Ok(counts.into_iter().collect())
 }
 
 /// Deletes up to `limit` counts of past hours. Returns how many.

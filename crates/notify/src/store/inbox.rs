@@ -4,19 +4,18 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Postgres, QueryBuilder, Row};
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 use uuid::Uuid;
 
-use super::delivery::business_event;
-use crate::domain::business_event::BusinessEvent;
+use crate::domain::business_event::{BusinessEvent, EventColumns};
 
 /// A notification in an inbox.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, sqlx::FromRow)]
 pub(crate) struct InboxEntry {
     pub(crate) seq: i64,
     pub(crate) event_id: Uuid,
     /// None: it was deleted after its retention.
+    #[sqlx(flatten, try_from = "EventColumns")]
     pub(crate) event: Option<BusinessEvent>,
     pub(crate) created_at: DateTime<Utc>,
     pub(crate) read_at: Option<DateTime<Utc>>,
@@ -31,7 +30,7 @@ impl InboxEntry {
 }
 
 /// The state of an inbox.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, sqlx::FromRow)]
 pub(crate) struct InboxState {
     pub(crate) last_seq: i64,
     pub(crate) unread: i32,
@@ -51,7 +50,7 @@ pub(crate) enum InboxChange {
     Read,
     /// It also returns from the archive.
     Unread,
-    /// It is read, too.
+    /// It is also read.
     Archive,
 }
 
@@ -73,15 +72,10 @@ pub(crate) async fn list(
     limits: LoadLimits,
 ) -> sqlx::Result<Vec<InboxEntry>> {
     let mut query = entries_of(user, "seq desc");
-    match filter.unread {
-        Some(true) => drop(query.push(" and n.read_at is null")),
-        Some(false) => drop(query.push(" and n.read_at is not null")),
-        None => {}
+    if let Some(is_unread) = filter.unread {
+        query.push(if is_unread { " and n.read_at is null" } else { " and n.read_at is not null" });
     }
-    match filter.archived {
-        true => query.push(" and n.archived_at is not null"),
-        false => query.push(" and n.archived_at is null"),
-    };
+    query.push(if filter.archived { " and n.archived_at is not null" } else { " and n.archived_at is null" });
     if let Some(before) = before {
         query.push(" and n.seq < ").push_bind(before);
     }
@@ -130,25 +124,23 @@ async fn load(
     query.push(format!(" order by n.{order} limit ")).push_bind(i64::from(count));
     query.push(") n left join pillarbox_notify.business_event e on e.id = n.event_id) page where bytes_before <= ");
     query.push_bind(bytes as i64).push(format!(" order by {order}"));
-    query.build().fetch_all(db).await?.iter().map(entry).collect()
+    query.build_query_as().fetch_all(db).await
 }
 
 /// Returns the state of a user's inbox; zeros if there is none yet.
 pub(crate) async fn state(db: &mut PgConnection, user: Uuid) -> sqlx::Result<InboxState> {
     let query = "select last_seq, unread from pillarbox_notify.inbox where user_id = $1";
-    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
-    row.map_or(Ok(InboxState::default()), |row| state_of(&row))
+    Ok(sqlx::query_as(query).bind(user).fetch_optional(db).await?.unwrap_or_default())
 }
 
 /// Locks an inbox until the end of the transaction. None if there is none yet.
 pub(crate) async fn lock(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Option<InboxState>> {
     let query = "select last_seq, unread from pillarbox_notify.inbox where user_id = $1 for update";
-    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
-    row.map(|row| state_of(&row)).transpose()
+    sqlx::query_as(query).bind(user).fetch_optional(db).await
 }
 
-/// Changes one notification of a locked inbox. Returns by how much the count of unread ones changes; None if there is no such
-/// notification.
+/// Changes one notification of a locked inbox. Returns by how much the count of unread ones changes; None if it does not
+/// exist.
 pub(crate) async fn change(
     db: &mut PgConnection,
     user: Uuid,
@@ -187,14 +179,14 @@ pub(crate) async fn read_up_to(db: &mut PgConnection, user: Uuid, seq: i64, limi
 /// Changes the count of unread notifications of a locked inbox. Returns the new state.
 pub(crate) async fn add_unread(db: &mut PgConnection, user: Uuid, difference: i32) -> sqlx::Result<InboxState> {
     let query = "update pillarbox_notify.inbox set unread = unread + $2 where user_id = $1 returning last_seq, unread";
-    state_of(&sqlx::query(query).bind(user).bind(difference).fetch_one(db).await?)
+    sqlx::query_as(query).bind(user).bind(difference).fetch_one(db).await
 }
 
 /// Returns the name and the locale of a user, empty and `en` if there is no contact.
 pub(crate) async fn reader(db: &mut PgConnection, user: Uuid) -> sqlx::Result<(String, String)> {
     let query = "select name, locale from pillarbox_notify.contact where user_id = $1";
-    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
-    row.map_or(Ok((String::new(), "en".to_owned())), |row| Ok((row.try_get("name")?, row.try_get("locale")?)))
+    let reader = sqlx::query_as(query).bind(user).fetch_optional(db).await?;
+    Ok(reader.unwrap_or_else(|| (String::new(), "en".to_owned())))
 }
 
 /// Returns when the notification with this number was created; None if there is none.
@@ -225,21 +217,5 @@ pub(crate) async fn advanced(db: &mut PgConnection, known: &HashMap<Uuid, i64>) 
                  from unnest($1::uuid[], $2::bigint[]) as known (user_id, last_seq)
                  join pillarbox_notify.inbox on inbox.user_id = known.user_id and inbox.last_seq > known.last_seq";
     let (users, numbers): (Vec<Uuid>, Vec<i64>) = known.iter().map(|(user, seq)| (*user, *seq)).unzip();
-    let rows = sqlx::query(query).bind(users).bind(numbers).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("user_id")?, row.try_get("last_seq")?))).collect()
-}
-
-fn entry(row: &PgRow) -> sqlx::Result<InboxEntry> {
-    Ok(InboxEntry {
-        seq: row.try_get("seq")?,
-        event_id: row.try_get("event_id")?,
-        event: business_event(row)?,
-        created_at: row.try_get("created_at")?,
-        read_at: row.try_get("read_at")?,
-        archived_at: row.try_get("archived_at")?,
-    })
-}
-
-fn state_of(row: &PgRow) -> sqlx::Result<InboxState> {
-    Ok(InboxState { last_seq: row.try_get("last_seq")?, unread: row.try_get("unread")? })
+    sqlx::query_as(query).bind(users).bind(numbers).fetch_all(db).await
 }

@@ -1,22 +1,22 @@
 //! SQL of notifications for operators and for retention.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, QueryBuilder, Row};
+use sqlx::{PgConnection, QueryBuilder};
 use uuid::Uuid;
 
-use super::preferences::channel_of;
 use crate::domain::delivery_rules::Channel;
 use crate::domain::notification::NotificationStatus;
 
 /// A notification as operators see it.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct NotificationRecord {
     pub(crate) id: i64,
     pub(crate) event_id: Uuid,
     pub(crate) event_type: Option<String>,
     pub(crate) user_id: Uuid,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) channel: Channel,
+    #[sqlx(try_from = "&'a str")]
     pub(crate) status: NotificationStatus,
     pub(crate) due_at: Option<DateTime<Utc>>,
     pub(crate) attempts: i32,
@@ -76,15 +76,20 @@ pub(crate) async fn list(
         query.push(" and n.id < ").push_bind(before);
     }
     query.push(" order by n.id desc limit ").push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(notification_record).collect()
+    query.build_query_as().fetch_all(db).await
 }
 
-/// Locks a notification. Returns its status; None if there is no such notification.
+#[derive(sqlx::FromRow)]
+struct LockedNotification {
+    #[sqlx(try_from = "&'a str")]
+    status: NotificationStatus,
+}
+
+/// Locks a notification. Returns its status; None if it does not exist.
 pub(crate) async fn lock(db: &mut PgConnection, id: i64) -> sqlx::Result<Option<NotificationStatus>> {
     let query = "select status from pillarbox_notify.notification where id = $1 for update";
-    let row = sqlx::query(query).bind(id).fetch_optional(db).await?;
-    row.map(|row| status_of(&row)).transpose()
+    let locked: Option<LockedNotification> = sqlx::query_as(query).bind(id).fetch_optional(db).await?;
+    Ok(locked.map(|locked| locked.status))
 }
 
 /// Makes a notification due again.
@@ -119,11 +124,10 @@ pub(crate) async fn retry_dead(
 /// Locks up to `limit` notifications that are older than `age`, and do not wait, after the inboxes that they are in, so that
 /// the counts of unread ones stay exact; deletes them. Returns how many.
 pub(crate) async fn delete_older(db: &mut PgConnection, age: TimeDelta, limit: i64) -> sqlx::Result<u64> {
-    let old = "select id, user_id, channel from pillarbox_notify.notification
+    let old = "select id, user_id from pillarbox_notify.notification
                where created_at < statement_timestamp() - $1 and status <> 'waiting' order by created_at limit $2";
-    let rows = sqlx::query(old).bind(age).bind(limit).fetch_all(&mut *db).await?;
-    let ids: Vec<i64> = rows.iter().map(|row| row.try_get("id")).collect::<sqlx::Result<_>>()?;
-    let users: Vec<Uuid> = rows.iter().map(|row| row.try_get("user_id")).collect::<sqlx::Result<_>>()?;
+    let old: Vec<(i64, Uuid)> = sqlx::query_as(old).bind(age).bind(limit).fetch_all(&mut *db).await?;
+    let (ids, users): (Vec<i64>, Vec<Uuid>) = old.into_iter().unzip();
     let lock = "select from pillarbox_notify.inbox where user_id = any($1) order by user_id for update";
     sqlx::query(lock).bind(&users).execute(&mut *db).await?;
     let delete = "with deleted as (
@@ -152,7 +156,7 @@ pub(crate) async fn delete_older_events(db: &mut PgConnection, age: TimeDelta, l
 }
 
 /// The state of the queue. Counts stop at a maximum, so that the cost does not grow with a backlog.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct DeliveryState {
     pub(crate) due: i64,
     pub(crate) dead: i64,
@@ -167,29 +171,5 @@ pub(crate) async fn state(db: &mut PgConnection, count_max: i64) -> sqlx::Result
          coalesce((select extract(epoch from statement_timestamp() - min(due_at))::float8
              from pillarbox_notify.notification where status = 'waiting' and due_at <= statement_timestamp()), 0)
              as oldest_seconds";
-    let row = sqlx::query(query).bind(count_max).fetch_one(db).await?;
-    Ok(DeliveryState {
-        due: row.try_get("due")?,
-        dead: row.try_get("dead")?,
-        oldest_seconds: row.try_get("oldest_seconds")?,
-    })
-}
-
-fn notification_record(row: &PgRow) -> sqlx::Result<NotificationRecord> {
-    Ok(NotificationRecord {
-        id: row.try_get("id")?,
-        event_id: row.try_get("event_id")?,
-        event_type: row.try_get("event_type")?,
-        user_id: row.try_get("user_id")?,
-        channel: channel_of(row.try_get("channel")?)?,
-        status: status_of(row)?,
-        due_at: row.try_get("due_at")?,
-        attempts: row.try_get("attempts")?,
-        last_error: row.try_get("last_error")?,
-        created_at: row.try_get("created_at")?,
-    })
-}
-
-fn status_of(row: &PgRow) -> sqlx::Result<NotificationStatus> {
-    row.try_get::<&str, _>("status")?.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
+    sqlx::query_as(query).bind(count_max).fetch_one(db).await
 }

@@ -1,14 +1,12 @@
-//! What people hear of: events, their participants, and the messages that wait for an event.
+//! SQL of events, their participants, and the messages that wait for an event.
 
 use std::collections::{HashMap, HashSet};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use contracts::events::EventStatus;
 use contracts::joins::JoinChanged;
 use pillarbox::database::try_work_lock;
 use pillarbox::log::Message;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::domain::participants::{JoinableEvent, Registration};
@@ -16,9 +14,9 @@ use crate::domain::participants::{JoinableEvent, Registration};
 /// How long events are locked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Lock {
-    /// Nobody changes them until the end of the transaction.
+    /// No other transaction changes them until the end of this one.
     Share,
-    /// Nobody reads them with a lock, either.
+    /// Nor does another transaction lock them.
     Update,
 }
 
@@ -36,13 +34,13 @@ pub(crate) async fn lock_events(
             "select * from pillarbox_notify.joinable_event where event_id = any($1) order by event_id for update"
         }
     };
-    let rows = sqlx::query(query).bind(ids).fetch_all(db).await?;
-    rows.iter().map(|row| joinable_event(row).map(|event| (event.event_id, event))).collect()
+    let events: Vec<JoinableEvent> = sqlx::query_as(query).bind(ids).fetch_all(db).await?;
+    Ok(events.into_iter().map(|event| (event.event_id, event)).collect())
 }
 
 pub(crate) async fn find_event(db: &mut PgConnection, id: Uuid) -> sqlx::Result<Option<JoinableEvent>> {
     let query = "select * from pillarbox_notify.joinable_event where event_id = $1";
-    sqlx::query(query).bind(id).fetch_optional(db).await?.as_ref().map(joinable_event).transpose()
+    sqlx::query_as(query).bind(id).fetch_optional(db).await
 }
 
 /// Saves events, in the order of their ids.
@@ -96,13 +94,13 @@ pub(crate) async fn save_participants(db: &mut PgConnection, participants: &[Reg
         .map(drop)
 }
 
-/// People are notified of what was posted since then.
+/// The time since which posted messages become notifications.
 pub(crate) async fn facts_since(db: &mut PgConnection) -> sqlx::Result<DateTime<Utc>> {
     sqlx::query_scalar("select max(at) from pillarbox_notify.facts_since").fetch_one(db).await
 }
 
 /// A message about a registration whose text waits for the message about the event.
-#[derive(Debug)]
+#[derive(Debug, sqlx::FromRow)]
 pub(crate) struct WaitingRegistration {
     pub(crate) message_id: Uuid,
     pub(crate) topic: String,
@@ -140,8 +138,8 @@ pub(crate) async fn wait_for_events(
 /// The pairs of event and user with messages that wait, of these events.
 pub(crate) async fn waiting_users(db: &mut PgConnection, events: &[Uuid]) -> sqlx::Result<HashSet<(Uuid, Uuid)>> {
     let query = "select event_id, user_id from pillarbox_notify.waiting_registration where event_id = any($1)";
-    let rows = sqlx::query(query).bind(events).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get("event_id")?, row.try_get("user_id")?))).collect()
+    let waiting: Vec<(Uuid, Uuid)> = sqlx::query_as(query).bind(events).fetch_all(db).await?;
+    Ok(waiting.into_iter().collect())
 }
 
 /// Ends the wait for these events: the messages are due at once.
@@ -168,16 +166,7 @@ pub(crate) async fn due_registrations(
                  from (select * from pillarbox_notify.waiting_registration where due_at <= statement_timestamp()
                        order by due_at, id limit $2) due
                  order by id";
-    let rows = sqlx::query(query).bind(time_max).bind(limit).fetch_all(db).await?;
-    let waiting = |row: &PgRow| {
-        Ok(WaitingRegistration {
-            message_id: row.try_get("message_id")?,
-            topic: row.try_get("topic")?,
-            payload: row.try_get("payload")?,
-            is_over: row.try_get("is_over")?,
-        })
-    };
-    rows.iter().map(waiting).collect()
+    sqlx::query_as(query).bind(time_max).bind(limit).fetch_all(db).await
 }
 
 /// Deletes messages that wait no longer.
@@ -215,7 +204,8 @@ pub(crate) async fn delete_ended(db: &mut PgConnection, age: TimeDelta, limit: i
 /// Returns up to `limit` events that have participants, with ids above `after` and below `before`, by their ids.
 pub(crate) async fn events_with_participants(
     db: &mut PgConnection,
-    (after, before): (Uuid, Uuid),
+    after: Uuid,
+    before: Uuid,
     limit: i64,
 ) -> sqlx::Result<Vec<Uuid>> {
     // One row of each event, by the primary key: the cost does not depend on how many participants an event has.
@@ -253,21 +243,4 @@ pub(crate) async fn delete_of_unknown(
                      limit $3
                  )";
     Ok(sqlx::query(query).bind(events).bind(age).bind(limit).execute(db).await?.rows_affected())
-}
-
-fn joinable_event(row: &PgRow) -> sqlx::Result<JoinableEvent> {
-    let status: &str = row.try_get("status")?;
-    Ok(JoinableEvent {
-        event_id: row.try_get("event_id")?,
-        owner_id: row.try_get("owner_id")?,
-        version: row.try_get("version")?,
-        status: status.parse::<EventStatus>().map_err(|error| sqlx::Error::Decode(error.into()))?,
-        title: row.try_get("title")?,
-        city: row.try_get("city")?,
-        start_time: row.try_get("start_time")?,
-        end_time: row.try_get("end_time")?,
-        time_zone: row.try_get("time_zone")?,
-        canceled_by: row.try_get("canceled_by")?,
-        reason: row.try_get("reason")?,
-    })
 }

@@ -2,24 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use chrono::{DateTime, NaiveTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use chrono::NaiveTime;
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::domain::delivery_rules::{Channel, Preference, QuietHours, Rules, UserSettings};
-
-/// The version of a row and the time of its last change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Version {
-    pub(crate) number: i64,
-    pub(crate) changed_at: DateTime<Utc>,
-}
-
-impl Version {
-    /// The version of something that nobody has set.
-    pub(crate) const NONE: Version = Version { number: 0, changed_at: DateTime::UNIX_EPOCH };
-}
+use crate::domain::delivery_rules::{Channel, Preference, QuietHours, Rules, UserSettings, Version};
 
 /// The rules of an event type where they differ from the default.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +16,32 @@ pub(crate) struct EventTypeRules {
     pub(crate) digest_minutes: Option<u32>,
 }
 
-/// What decides whether users are notified.
+/// The rules of an event type as they are stored.
+#[derive(Debug, sqlx::FromRow)]
+pub(crate) struct StoredEventType {
+    pub(crate) name: String,
+    #[sqlx(flatten, try_from = "RulesColumns")]
+    pub(crate) rules: EventTypeRules,
+    #[sqlx(flatten)]
+    pub(crate) version: Version,
+}
+
+#[derive(sqlx::FromRow)]
+struct RulesColumns {
+    critical: bool,
+    channels: Option<Vec<String>>,
+    digest_minutes: Option<i32>,
+}
+
+impl From<RulesColumns> for EventTypeRules {
+    fn from(RulesColumns { critical, channels, digest_minutes }: RulesColumns) -> EventTypeRules {
+        // A channel that this version does not know is ignored.
+        let channels = channels.map(|names| names.iter().filter_map(|name| name.parse().ok()).collect());
+        EventTypeRules { critical, channels, digest_minutes: digest_minutes.map(i32::unsigned_abs) }
+    }
+}
+
+/// The data that decides whether users are notified.
 #[derive(Debug, Default)]
 pub(crate) struct KnownUsers {
     /// Users who have set nothing are absent.
@@ -51,17 +63,47 @@ pub(crate) async fn load_users(db: &mut PgConnection, users: &[Uuid]) -> sqlx::R
                  from pillarbox_notify.deleted_account where user_id = any($1)
                  order by user_id, event_type, channel";
     let mut known = KnownUsers::default();
-    for row in sqlx::query(query).bind(users).fetch_all(db).await? {
-        let user = row.try_get("user_id")?;
-        match row.try_get::<&str, _>("kind")? {
-            "preference" => known.settings.entry(user).or_default().preferences.extend(preference(&row)?),
-            "quiet" => known.settings.entry(user).or_default().quiet = quiet_hours(&row)?,
+    let rows: Vec<SettingRow> = sqlx::query_as(query).bind(users).fetch_all(db).await?;
+    for row in rows {
+        let user = row.user_id;
+        match row.kind.as_str() {
+            "preference" => known.settings.entry(user).or_default().preferences.extend(row.preference()),
+            "quiet" => known.settings.entry(user).or_default().quiet = row.quiet_hours(),
             _ => {
                 known.deleted.insert(user);
             }
         }
     }
     Ok(known)
+}
+
+/// One setting of a user. The columns of other kinds of settings are null.
+#[derive(sqlx::FromRow)]
+struct SettingRow {
+    user_id: Uuid,
+    kind: String,
+    event_type: Option<String>,
+    channel: Option<String>,
+    enabled: Option<bool>,
+    time_zone: Option<String>,
+    quiet_from: Option<NaiveTime>,
+    quiet_until: Option<NaiveTime>,
+}
+
+impl SettingRow {
+    /// None for a channel that this version does not know: it would otherwise be taken for all channels.
+    fn preference(self) -> Option<Preference> {
+        let channel = match self.channel?.as_str() {
+            "" => None,
+            name => Some(name.parse().ok()?),
+        };
+        Some(Preference { event_type: self.event_type?, channel, enabled: self.enabled? })
+    }
+
+    /// None if the zone no longer exists: e-mails then do not wait.
+    fn quiet_hours(self) -> Option<QuietHours> {
+        Some(QuietHours { time_zone: self.time_zone?.parse().ok()?, from: self.quiet_from?, until: self.quiet_until? })
+    }
 }
 
 /// Returns the rules of these event types; those without a row have the default.
@@ -72,9 +114,8 @@ pub(crate) async fn rules_of(
 ) -> sqlx::Result<HashMap<String, Rules>> {
     let mut rules: HashMap<String, Rules> = event_types.iter().map(|name| (name.clone(), default.clone())).collect();
     let query = "select * from pillarbox_notify.event_type where name = any($1)";
-    for row in sqlx::query(query).bind(event_types).fetch_all(db).await? {
-        rules.insert(row.try_get("name")?, event_type_rules(&row)?.or_default(default));
-    }
+    let stored: Vec<StoredEventType> = sqlx::query_as(query).bind(event_types).fetch_all(db).await?;
+    rules.extend(stored.into_iter().map(|stored| (stored.name, stored.rules.or_default(default))));
     Ok(rules)
 }
 
@@ -88,23 +129,19 @@ impl EventTypeRules {
     }
 }
 
-/// Returns the names of all event types that have rules of their own.
+/// Returns the names of all event types for which rules were set.
 pub(crate) async fn event_type_names(db: &mut PgConnection) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar("select name from pillarbox_notify.event_type order by name").fetch_all(db).await
 }
 
-/// Returns an event type; with `lock`, until the end of the transaction nobody else changes it.
-pub(crate) async fn event_type(
-    db: &mut PgConnection,
-    name: &str,
-    lock: bool,
-) -> sqlx::Result<Option<(EventTypeRules, Version)>> {
-    let query = match lock {
-        true => "select * from pillarbox_notify.event_type where name = $1 for update",
-        false => "select * from pillarbox_notify.event_type where name = $1",
+/// Returns an event type. With `lock`, no other transaction changes it until the end of this one.
+pub(crate) async fn event_type(db: &mut PgConnection, name: &str, lock: bool) -> sqlx::Result<Option<StoredEventType>> {
+    let query = if lock {
+        "select * from pillarbox_notify.event_type where name = $1 for update"
+    } else {
+        "select * from pillarbox_notify.event_type where name = $1"
     };
-    let row = sqlx::query(query).bind(name).fetch_optional(db).await?;
-    row.map(|row| Ok((event_type_rules(&row)?, version(&row)?))).transpose()
+    sqlx::query_as(query).bind(name).fetch_optional(db).await
 }
 
 /// Creates or replaces the rules of an event type. Returns its new version.
@@ -121,14 +158,13 @@ pub(crate) async fn save_event_type(
                  returning version, changed_at";
     let channels: Option<Vec<&str>> =
         rules.channels.as_ref().map(|channels| channels.iter().map(|channel| <&str>::from(*channel)).collect());
-    let row = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(name)
         .bind(rules.critical)
         .bind(channels)
         .bind(rules.digest_minutes.map(|minutes| i32::try_from(minutes).unwrap_or(i32::MAX)))
         .fetch_one(db)
-        .await?;
-    version(&row)
+        .await
 }
 
 pub(crate) async fn delete_event_type(db: &mut PgConnection, name: &str) -> sqlx::Result<()> {
@@ -138,8 +174,8 @@ pub(crate) async fn delete_event_type(db: &mut PgConnection, name: &str) -> sqlx
 /// Returns the version of a user's preferences.
 pub(crate) async fn version_of(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Version> {
     let query = "select version, changed_at from pillarbox_notify.preference_set where user_id = $1";
-    let row = sqlx::query(query).bind(user).fetch_optional(db).await?;
-    row.map_or(Ok(Version::NONE), |row| version(&row))
+    let version = sqlx::query_as(query).bind(user).fetch_optional(db).await?;
+    Ok(version.unwrap_or(Version::NONE))
 }
 
 /// Locks the preferences of a user until the end of the transaction, also if there are none yet.
@@ -148,10 +184,10 @@ pub(crate) async fn lock(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Vers
                   values ($1, 0, to_timestamp(0)) on conflict do nothing";
     sqlx::query(insert).bind(user).execute(&mut *db).await?;
     let query = "select version, changed_at from pillarbox_notify.preference_set where user_id = $1 for update";
-    version(&sqlx::query(query).bind(user).fetch_one(db).await?)
+    sqlx::query_as(query).bind(user).fetch_one(db).await
 }
 
-/// Whether the user has a contact. Until the end of the transaction nobody deletes it.
+/// Whether the user has a contact. No other transaction deletes it until the end of this one.
 pub(crate) async fn has_contact(db: &mut PgConnection, user: Uuid) -> sqlx::Result<bool> {
     let query = "select user_id from pillarbox_notify.contact where user_id = $1 for key share";
     Ok(sqlx::query(query).bind(user).fetch_optional(db).await?.is_some())
@@ -161,7 +197,7 @@ pub(crate) async fn has_contact(db: &mut PgConnection, user: Uuid) -> sqlx::Resu
 pub(crate) async fn advance_version(db: &mut PgConnection, user: Uuid) -> sqlx::Result<Version> {
     let query = "update pillarbox_notify.preference_set set version = version + 1, changed_at = clock_timestamp()
                  where user_id = $1 returning version, changed_at";
-    version(&sqlx::query(query).bind(user).fetch_one(db).await?)
+    sqlx::query_as(query).bind(user).fetch_one(db).await
 }
 
 /// Inserts or changes preferences.
@@ -274,44 +310,4 @@ pub(crate) async fn stored_types(db: &mut PgConnection, limit: i64) -> sqlx::Res
 
 fn channel_text(preference: &Preference) -> &'static str {
     preference.channel.map(<&str>::from).unwrap_or_default()
-}
-
-/// None for a channel that this version does not know: it would otherwise be taken for all channels.
-fn preference(row: &PgRow) -> sqlx::Result<Option<Preference>> {
-    let channel: &str = row.try_get("channel")?;
-    let channel = match channel {
-        "" => None,
-        name => match name.parse() {
-            Ok(channel) => Some(channel),
-            Err(_) => return Ok(None),
-        },
-    };
-    Ok(Some(Preference { event_type: row.try_get("event_type")?, channel, enabled: row.try_get("enabled")? }))
-}
-
-/// None if the zone no longer exists: e-mails then do not wait.
-fn quiet_hours(row: &PgRow) -> sqlx::Result<Option<QuietHours>> {
-    let (from, until): (NaiveTime, NaiveTime) = (row.try_get("quiet_from")?, row.try_get("quiet_until")?);
-    let time_zone = row.try_get::<&str, _>("time_zone")?.parse().ok();
-    Ok(time_zone.map(|time_zone| QuietHours { time_zone, from, until }))
-}
-
-fn event_type_rules(row: &PgRow) -> sqlx::Result<EventTypeRules> {
-    let channels: Option<Vec<String>> = row.try_get("channels")?;
-    // A channel that this version does not know is ignored.
-    let channels = channels.map(|channels| channels.iter().filter_map(|name| name.parse().ok()).collect());
-    let digest_minutes: Option<i32> = row.try_get("digest_minutes")?;
-    Ok(EventTypeRules {
-        critical: row.try_get("critical")?,
-        channels,
-        digest_minutes: digest_minutes.map(i32::unsigned_abs),
-    })
-}
-
-pub(super) fn channel_of(name: &str) -> sqlx::Result<Channel> {
-    name.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))
-}
-
-fn version(row: &PgRow) -> sqlx::Result<Version> {
-    Ok(Version { number: row.try_get("version")?, changed_at: row.try_get("changed_at")? })
 }

@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, QueryBuilder, Row};
+use sqlx::{PgConnection, QueryBuilder};
 use uuid::Uuid;
 
 /// A user behind one aggregate, or behind every aggregate of a type.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, sqlx::FromRow)]
 pub(crate) struct Recipient {
     pub(crate) aggregate_type: String,
     /// None: every aggregate of the type.
@@ -35,7 +34,7 @@ pub(crate) struct RecipientFilter {
     pub(crate) user_id: Option<Uuid>,
 }
 
-/// Adds recipients. Returns how many were none before. Deleted users are not added.
+/// Adds recipients. Returns how many are new. Deleted users are not added.
 pub(crate) async fn add(db: &mut PgConnection, recipients: &[Recipient]) -> sqlx::Result<u64> {
     let done = sqlx::query(
         "insert into pillarbox_notify.recipient (aggregate_type, aggregate_id, user_id)
@@ -97,8 +96,7 @@ pub(crate) async fn list(
     }
     query.push(" order by user_id, aggregate_type, aggregate_id is not null, coalesce(aggregate_id, 0) limit ");
     query.push_bind(i64::from(limit));
-    let rows = query.build().fetch_all(db).await?;
-    rows.iter().map(recipient).collect()
+    query.build_query_as().fetch_all(db).await
 }
 
 /// Saves contacts, unless a newer version of the account is known. Each user occurs once. Deleted users are skipped.
@@ -159,14 +157,6 @@ pub(crate) async fn import_contacts(db: &mut PgConnection, contacts: &[NewContac
     .execute(db)
     .await
     .map(drop)
-}
-
-fn recipient(row: &PgRow) -> sqlx::Result<Recipient> {
-    Ok(Recipient {
-        aggregate_type: row.try_get("aggregate_type")?,
-        aggregate_id: row.try_get("aggregate_id")?,
-        user_id: row.try_get("user_id")?,
-    })
 }
 
 /// Removes a deleted tenant from at most `limit` contacts: a later tenant of the same name must not get the webhooks about their

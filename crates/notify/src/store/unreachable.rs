@@ -1,7 +1,7 @@
-//! SQL of notifications to users without a contact. They wait for it, and are not read again and again meanwhile.
+//! SQL of notifications to users without a contact. They wait for it, and are not read again and again.
 
 use chrono::TimeDelta;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::delivery::NotNowCounts;
@@ -35,7 +35,7 @@ pub(crate) async fn lock_first(db: &mut PgConnection, limit: i64) -> sqlx::Resul
     sqlx::query_scalar(query).bind(limit).fetch_all(db).await
 }
 
-/// Postpones or skips those of these locked notifications whose users still have no contact. It is a statement of its own, so
+/// Postpones or skips those of these locked notifications whose users still have no contact. It is a separate statement, so
 /// that it sees a contact that was committed before the lock: that transaction has made them due for the last time.
 pub(crate) async fn put_off(
     db: &mut PgConnection,
@@ -56,10 +56,7 @@ pub(crate) async fn put_off(
          )
          select count(*) filter (where status = 'skipped') as skipped,
              count(*) filter (where status = 'waiting') as postponed from changed";
-    let query = sqlx::query(query).bind(locked).bind(times.second).bind(times.last).bind(reason);
-    let row = query.fetch_one(db).await?;
-    let count = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
-    Ok(NotNowCounts { skipped: count("skipped")?, postponed: count("postponed")? })
+    sqlx::query_as(query).bind(locked).bind(times.second).bind(times.last).bind(reason).fetch_one(db).await
 }
 
 /// Makes what waits for those of these users who have no contact yet due now, up to `limit` of each. To be called before their

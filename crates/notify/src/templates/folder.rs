@@ -25,7 +25,7 @@ pub(super) fn read(folder: &Path) -> Result<BTreeMap<String, String>, InvalidTem
         let metadata = fs::metadata(entry.path()).map_err(failed)?;
         if !metadata.is_file() || (!LAYOUTS.contains(&file.as_str()) && parts_of(&file).is_none()) {
             let detail = format!(
-                "is no template: the names are {}, <template>.<locale>.{{{}}}, such as verification.pt-br.html, and \
+                "is not a template: the names are {}, <template>.<locale>.{{{}}}, such as verification.pt-br.html, and \
                  notification.<event type, dots as _>.<locale>.{{{}}}, in lower case",
                 LAYOUTS.join(", "),
                 PARTS.join(","),

@@ -133,8 +133,8 @@ fn an_invalid_folder_is_refused_with_the_file_and_the_line() {
         (&[("verification.fr.txt", "Salut")], &["verification.fr.subject", "missing"]),
         (&[("welcome.fr.txt", "Salut")], &["welcome.en.txt", "missing"]),
         (&[("verification.en.subject", " \n ")], &["verification.en.subject", "empty"]),
-        (&[("Verification.en.txt", "a")], &["Verification.en.txt", "is no template"]),
-        (&[("verification.en.txt.bak", "a")], &["verification.en.txt.bak", "is no template"]),
+        (&[("Verification.en.txt", "a")], &["Verification.en.txt", "is not a template"]),
+        (&[("verification.en.txt.bak", "a")], &["verification.en.txt.bak", "is not a template"]),
     ];
     for (files, expected) in cases {
         let error = Folder::error(files);

@@ -21,7 +21,7 @@ pub(crate) struct InboxItem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "join.promoted")]
     event_type: Option<String>,
-    /// What to open.
+    /// The resource to open.
     #[serde(skip_serializing_if = "Option::is_none")]
     subject: Option<Subject>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,10 +50,10 @@ pub(crate) struct InboxStateView {
 }
 
 impl InboxItem {
-    /// `reader`: the name and the locale of the user.
-    pub(crate) fn new(entry: InboxEntry, templates: &Templates, reader: (&str, &str)) -> InboxItem {
+    /// With the text for a user of this name and locale.
+    pub(crate) fn new(entry: InboxEntry, templates: &Templates, name: &str, locale: &str) -> InboxItem {
         let (title, text) =
-            entry.event.as_ref().map(|event| render_in_app(templates, event, reader)).unwrap_or_default();
+            entry.event.as_ref().map(|event| render_in_app(templates, event, name, locale)).unwrap_or_default();
         let event = entry.event;
         InboxItem {
             seq: entry.seq,

@@ -4,11 +4,10 @@ use serde::Serialize;
 use strum::VariantArray;
 use utoipa::ToSchema;
 
-use crate::domain::delivery_rules::{Channel, Preference, QuietHours, Rules};
-use crate::flow::preferences::{KnownType, ShownPreferences};
+use crate::domain::delivery_rules::{Channel, KnownType, Preference, QuietHours, Rules, ShownPreferences};
 use crate::store::preferences::EventTypeRules;
 
-/// What the user wants to get.
+/// The notifications that the user wants.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = NotificationPreferences)]
 pub(crate) struct PreferencesView {
@@ -43,7 +42,7 @@ pub(crate) struct QuietHoursView {
     until: String,
 }
 
-/// What applies to an event type.
+/// The rules and preferences that apply to an event type.
 #[derive(Debug, Serialize, ToSchema)]
 struct EffectiveType {
     #[schema(example = "join.promoted")]
@@ -83,7 +82,7 @@ pub(crate) struct KnownTypeView {
     channels: Vec<Channel>,
     /// For how many minutes e-mails are collected into one; 0 means not at all.
     digest_minutes: u32,
-    /// Whether it has rules of its own; otherwise the defaults apply.
+    /// Whether rules were set for it; otherwise the defaults apply.
     has_rules: bool,
 }
 

@@ -1,7 +1,7 @@
 //! The end of a project: archived in PostgreSQL, with `job.completed` in the same transaction.
 //!
-//! The counts decide that a project is complete, together with the change that completes it. What follows here may be
-//! interrupted: whoever finds final counts of a project whose row is not final repeats it, and the periodic check looks for them.
+//! The counts decide that a project is complete, together with the change that completes it. The steps that follow here may be
+//! interrupted: a request that finds final counts of a project whose row is not final repeats it, and so does the periodic check.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -31,31 +31,35 @@ const CHECK_PAUSE: Duration = Duration::from_millis(250);
 /// After this many projects that fail, a round ends.
 const FAILURES_MAX: u32 = 20;
 
-/// Final counts, and since when they are final.
-pub(crate) type Final<'a> = (&'a Snapshot, Option<DateTime<Utc>>);
-
-/// Archives final counts, unless they are archived. Returns the project as it is then. Fails if they cannot be archived; then the
+/// Archives counts that are final since `ended`, unless they are archived. Returns the project as it is then. Fails if they cannot be archived; then the
 /// caller must not get the impression that the project has completed.
 pub(crate) async fn ensure_archived(
     progress: &Progress,
     counts: &Counts,
-    final_counts: Final<'_>,
+    snapshot: &Snapshot,
+    ended: Option<DateTime<Utc>>,
 ) -> Result<Arc<Project>, Error> {
     let project = reload(progress, &counts.project_id).await?;
     if project.finished.is_some() || project.token != counts.token {
         return Ok(project);
     }
-    if let Err(error) = archive(progress, &progress.db, &project, final_counts).await {
+    if let Err(error) = archive(progress, &progress.db, &project, snapshot, ended).await {
         tracing::warn!(%error, "a finished project could not be archived; the periodic check repeats it");
         return Err(Error::NotArchived);
     }
     reload(progress, &counts.project_id).await
 }
 
-/// Archives the final counts of a project in a transaction of its own.
-async fn archive(progress: &Progress, db: &Database, project: &Project, counts: Final<'_>) -> Result<(), Error> {
+/// Archives the final counts of a project in a separate transaction.
+async fn archive(
+    progress: &Progress,
+    db: &Database,
+    project: &Project,
+    snapshot: &Snapshot,
+    ended: Option<DateTime<Utc>>,
+) -> Result<(), Error> {
     let mut tx = db.begin().await?;
-    let completes = archive_in(&mut tx, project, counts).await?;
+    let completes = archive_in(&mut tx, project, snapshot, ended).await?;
     tx.commit().await?;
     if completes {
         metrics::counter!("pillarbox_progress_completed_total").increment(1);
@@ -64,20 +68,21 @@ async fn archive(progress: &Progress, db: &Database, project: &Project, counts: 
     Ok(())
 }
 
-/// Archives the final counts of a project. Posts `job.completed` if it is DONE, once, whoever calls this. Returns whether it did.
+/// Archives the final counts of a project. Posts `job.completed` if it is DONE, and only once. Returns whether it did.
 pub(crate) async fn archive_in(
     tx: &mut Transaction<'_, Postgres>,
     project: &Project,
-    (snapshot, ended): Final<'_>,
+    snapshot: &Snapshot,
+    ended: Option<DateTime<Utc>>,
 ) -> Result<bool, Error> {
     let now = time::now(tx).await?;
     // False if another process was faster, or the project has been initialised again.
-    let finishes = store::finish(tx, (&project.id, project.token), snapshot, now).await?;
+    let finishes = store::finish(tx, &project.id, project.token, snapshot, now).await?;
     let completes =
         finishes && snapshot.status == Status::Done && store::insert_completed(tx, &project.id, now).await?;
     if completes {
         let id = message_id(project.token, ended.unwrap_or(now));
-        post(tx, &MESSAGE_SOURCE, &completed(project, snapshot, (id, now))?).await?;
+        post(tx, &MESSAGE_SOURCE, &completed(project, snapshot, id, now)?).await?;
     }
     Ok(completes)
 }
@@ -92,7 +97,8 @@ fn message_id(token: Uuid, ended: DateTime<Utc>) -> Uuid {
 fn completed(
     project: &Project,
     snapshot: &Snapshot,
-    (id, completed_at): (Uuid, DateTime<Utc>),
+    id: Uuid,
+    completed_at: DateTime<Utc>,
 ) -> Result<Post, serde_json::Error> {
     let payload = JobCompleted {
         project_id: project.id.clone(),
@@ -122,7 +128,7 @@ impl Check {
         let after = self.after.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Final counts stay for this time after the project has expired.
         let expired_before = progress.clock.now() - progress.ttl;
-        let projects = store::unfinished(&mut *db.acquire().await?, (&after, CHECKED), expired_before).await?;
+        let projects = store::unfinished(&mut *db.acquire().await?, &after, CHECKED, expired_before).await?;
         let is_full = projects.len() as i64 == CHECKED;
         // Whatever happens to these projects, the next round continues after them.
         let last = projects.last().filter(|_| is_full).map(|project| project.id.clone());
@@ -140,7 +146,7 @@ impl Check {
         for (project, reading) in projects.iter().zip(readings) {
             let ended = match reading {
                 Ok(Some(reading)) if reading.snapshot.status.is_final() => {
-                    archive(progress, db, project, (&reading.snapshot, reading.ended)).await
+                    archive(progress, db, project, &reading.snapshot, reading.ended).await
                 }
                 Ok(_) => Ok(()),
                 Err(error) => Err(error.into()),

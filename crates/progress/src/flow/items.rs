@@ -13,8 +13,8 @@ use crate::flow::{ATTEMPTS, completion, initialised, lost, reload};
 pub(crate) async fn mark(progress: &Progress, project: Arc<Project>, items: &Items) -> Result<Changed, Error> {
     let mut project = project;
     for attempt in 1..=ATTEMPTS {
-        if let Some((snapshot, _)) = project.finished {
-            return Ok(Changed { snapshot, counted: 0, ended: None });
+        if let Some(finished) = project.finished {
+            return Ok(Changed { snapshot: finished.snapshot, counted: 0, ended: None });
         }
         let Some(counts) = initialised(progress, &project).await? else {
             project = reload(progress, &project.id).await?;
@@ -23,7 +23,7 @@ pub(crate) async fn mark(progress: &Progress, project: Arc<Project>, items: &Ite
         if let Some(changed) = progress.state.mark(&counts, items).await? {
             progress.items_counted.increment(changed.counted.unsigned_abs());
             if changed.snapshot.status.is_final() {
-                completion::ensure_archived(progress, &counts, (&changed.snapshot, changed.ended)).await?;
+                completion::ensure_archived(progress, &counts, &changed.snapshot, changed.ended).await?;
             }
             return Ok(changed);
         }

@@ -9,7 +9,7 @@ use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::counts::{Counts, Reading, Replaced};
-use crate::domain::{self, Change, Project, Snapshot, Status};
+use crate::domain::{self, Change, Project, Snapshot, Target};
 use crate::error::Error;
 use crate::flow::{ATTEMPTS, completion, initialised, initialised_in, lost, reload};
 use crate::state::{PostgresState, RedisState};
@@ -23,7 +23,9 @@ pub(crate) async fn create(
     tx: &mut Transaction<'_, Postgres>,
     caller: &Caller,
     id: Option<String>,
-    (now, ttl, unfinished_max): (DateTime<Utc>, TimeDelta, u32),
+    now: DateTime<Utc>,
+    ttl: TimeDelta,
+    unfinished_max: u32,
 ) -> Result<Project, Error> {
     let new = Project {
         id: id.unwrap_or_else(|| Uuid::now_v7().to_string()),
@@ -38,9 +40,10 @@ pub(crate) async fn create(
     if store::insert(tx, &new).await? {
         // With this one. Requests at the same time do not see each other, so there may be some more.
         let limit = i64::from(unfinished_max) + 1;
-        return match store::count_unfinished(tx, &new.owner, now, limit).await? < limit {
-            true => Ok(new),
-            false => Err(Error::TooManyProjects(unfinished_max)),
+        return if store::count_unfinished(tx, &new.owner, now, limit).await? < limit {
+            Ok(new)
+        } else {
+            Err(Error::TooManyProjects(unfinished_max))
         };
     }
     let existing = store::find(tx, &new.id).await?.ok_or(Error::Contended)?;
@@ -61,8 +64,8 @@ pub(crate) async fn initialise(progress: &Progress, id: &str) -> Result<(), Erro
 pub(crate) async fn read(progress: &Progress, project: Arc<Project>) -> Result<(Arc<Project>, Reading), Error> {
     let mut project = project;
     for attempt in 1..=ATTEMPTS {
-        if let Some((snapshot, _)) = project.finished {
-            return Ok((project, Reading::of(snapshot)));
+        if let Some(finished) = project.finished {
+            return Ok((project, Reading::of(finished.snapshot)));
         }
         let Some(counts) = initialised(progress, &project).await? else {
             project = reload(progress, &project.id).await?;
@@ -70,7 +73,7 @@ pub(crate) async fn read(progress: &Progress, project: Arc<Project>) -> Result<(
         };
         match progress.state.read_one(&counts).await? {
             Some(reading) if reading.snapshot.status.is_final() => {
-                project = completion::ensure_archived(progress, &counts, (&reading.snapshot, reading.ended)).await?;
+                project = completion::ensure_archived(progress, &counts, &reading.snapshot, reading.ended).await?;
                 continue;
             }
             Some(reading) => return Ok((project, reading)),
@@ -89,19 +92,17 @@ pub(crate) async fn read(progress: &Progress, project: Arc<Project>) -> Result<(
 pub(crate) async fn list(
     progress: &Progress,
     caller: &Caller,
-    page: (Option<(DateTime<Utc>, String)>, u32),
+    before: Option<(DateTime<Utc>, String)>,
+    limit: u32,
 ) -> Result<Vec<(Project, Option<Reading>)>, Error> {
     let owner = (!caller.is_operator()).then(|| domain::owner(caller));
-    let projects = store::list(&mut *progress.db.acquire().await?, owner.as_deref(), page).await?;
+    let projects = store::list(&mut *progress.db.acquire().await?, owner.as_deref(), before, limit).await?;
     let unfinished: Vec<Counts> =
         projects.iter().filter(|project| project.finished.is_none()).filter_map(Counts::of).collect();
-    let mut readings = match unfinished.is_empty() {
-        true => Vec::new(),
-        false => progress.state.read(&unfinished, false).await?,
-    }
-    .into_iter();
+    let mut readings =
+        if unfinished.is_empty() { Vec::new() } else { progress.state.read(&unfinished, false).await? }.into_iter();
     let with_counts = |project: Project| {
-        let archived = project.finished.map(|(snapshot, _)| Reading::of(snapshot));
+        let archived = project.finished.map(|finished| Reading::of(finished.snapshot));
         let reading = match archived {
             // Those that cannot be read are shown like lost ones; a request for the project itself says why.
             None if project.run.is_some() => readings.next().and_then(Result::ok).flatten(),
@@ -112,7 +113,7 @@ pub(crate) async fn list(
     Ok(projects.into_iter().map(with_counts).collect())
 }
 
-/// What a request wants to change, and when.
+/// The change that a request asks for, and its conditions.
 pub(crate) struct Requested {
     pub(crate) change: Change,
     pub(crate) if_match: IfMatch,
@@ -122,7 +123,7 @@ pub(crate) struct Requested {
 
 impl Requested {
     /// The status and the total after the change. Fails if the status does not allow it, or the caller knows another version.
-    fn target(&self, project: &Project, snapshot: &Snapshot) -> Result<(Status, i64), Error> {
+    fn target(&self, project: &Project, snapshot: &Snapshot) -> Result<Target, Error> {
         let stale = |problem| Error::Stale(Box::new(problem));
         self.if_match.check(view::version(project, snapshot), project.created_at).map_err(stale)?;
         Ok(snapshot.change(self.change)?)
@@ -147,7 +148,7 @@ pub(crate) async fn change(
             return Ok((current, reading));
         }
         let to = requested.target(&current, &reading.snapshot)?;
-        let is_same = to == (reading.snapshot.status, reading.snapshot.total);
+        let is_same = to == reading.snapshot.target();
         if current.finished.is_some() || (is_same && request.is_none()) {
             return Ok((current, reading));
         }
@@ -158,8 +159,8 @@ pub(crate) async fn change(
         };
         match redis.replace(&counts, request, &reading.snapshot, to).await? {
             Replaced::Changed(changed) if changed.snapshot.status.is_final() => {
-                let final_counts = (&changed.snapshot, changed.ended);
-                let current = completion::ensure_archived(progress, &counts, final_counts).await?;
+                let archiving = completion::ensure_archived(progress, &counts, &changed.snapshot, changed.ended);
+                let current = archiving.await?;
                 return Ok((current, Reading::of(changed.snapshot)));
             }
             Replaced::Changed(changed) => return Ok((current, Reading { snapshot: changed.snapshot, ..reading })),
@@ -176,12 +177,13 @@ pub(crate) async fn change_in(
     tx: &mut Transaction<'_, Postgres>,
     progress: &Progress,
     postgres: &PostgresState,
-    (id, requested): (&str, &Requested),
+    id: &str,
+    requested: &Requested,
 ) -> Result<(Project, Reading), Error> {
     for _ in 0..ATTEMPTS {
         let current = store::find(tx, id).await?.ok_or(Error::NotFound)?;
         let reading = match (current.finished, Counts::of(&current)) {
-            (Some((snapshot, _)), _) => Some(Reading::of(snapshot)),
+            (Some(finished), _) => Some(Reading::of(finished.snapshot)),
             (None, Some(counts)) => postgres.read_in(tx, &counts).await?,
             (None, None) => {
                 initialised_in(progress, tx, id).await?;
@@ -190,7 +192,7 @@ pub(crate) async fn change_in(
         };
         let reading = reading.ok_or_else(|| lost(progress, &current))?;
         let to = requested.target(&current, &reading.snapshot)?;
-        let is_same = to == (reading.snapshot.status, reading.snapshot.total);
+        let is_same = to == reading.snapshot.target();
         let Some(counts) = Counts::of(&current).filter(|_| current.finished.is_none() && !is_same) else {
             return Ok((current, reading));
         };
@@ -198,7 +200,7 @@ pub(crate) async fn change_in(
             if !changed.snapshot.status.is_final() {
                 return Ok((current, Reading { snapshot: changed.snapshot, ..reading }));
             }
-            completion::archive_in(tx, &current, (&changed.snapshot, changed.ended)).await?;
+            completion::archive_in(tx, &current, &changed.snapshot, changed.ended).await?;
             let current = store::find(tx, id).await?.ok_or(Error::NotFound)?;
             return Ok((current, Reading::of(changed.snapshot)));
         }
@@ -210,7 +212,8 @@ pub(crate) async fn change_in(
 pub(crate) async fn restart(
     progress: &Progress,
     project: Arc<Project>,
-    (now, ttl): (DateTime<Utc>, TimeDelta),
+    now: DateTime<Utc>,
+    ttl: TimeDelta,
 ) -> Result<(Arc<Project>, Reading), Error> {
     let current = reload(progress, &project.id).await?;
     match read(progress, current.clone()).await {
@@ -220,7 +223,7 @@ pub(crate) async fn restart(
     }
     let replaced = {
         let mut db = progress.db.acquire().await?;
-        store::replace_token(&mut db, (&current.id, current.token), Uuid::new_v4(), now + ttl).await?
+        store::replace_token(&mut db, &current.id, current.token, Uuid::new_v4(), now + ttl).await?
     };
     if !replaced {
         return Err(Error::NotLost);

@@ -74,7 +74,7 @@ struct DoneItems {
     error: Option<bool>,
 }
 
-/// What [`DoneItems`] accepts, for the OpenAPI document.
+/// The forms that [`DoneItems`] accepts, for the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[schema(as = DoneItems)]
@@ -118,15 +118,16 @@ async fn create(
     Mutation { body: OptionalJsonBody(body), identity }: Mutation<OptionalJsonBody<NewProject>>,
 ) -> Result<StoredResponse, Problem> {
     if let Some(id) = &body.id {
-        domain::check_project_id(id).map_err(|error| Error::Invalid(vec![FieldError::body("/id", error)]))?;
+        domain::check_project_id(id)
+            .map_err(|error| Error::Invalid(vec![FieldError::body("/id", error.to_string())]))?;
     }
     // Before anything is stored.
     progress.state.check().await.map_err(Error::State)?;
-    let times = (progress.clock.now(), progress.ttl, progress.unfinished_max);
+    let (now, ttl, unfinished_max) = (progress.clock.now(), progress.ttl, progress.unfinished_max);
     let view_times = progress.view_times();
     let created = run_once(&progress.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
         Box::pin(async move {
-            let project = flow::create(tx, &caller, body.id, times).await?;
+            let project = flow::create(tx, &caller, body.id, now, ttl, unfinished_max).await?;
             let reading = Reading::of(domain::Snapshot::INITIAL);
             Ok(StoredResponse::json(StatusCode::CREATED, &ProjectView::new(&project, &reading, view_times)))
         })
@@ -140,7 +141,7 @@ async fn create(
         id: String,
     }
     let Created { id } = serde_json::from_slice(created.body()).map_err(|error| Problem::internal(&error))?;
-    // After a repeat, too: the first request may have failed in between.
+    // Also after a repeat: the first request may have failed in between.
     flow::initialise(&progress, &id).await?;
     let location = HeaderValue::try_from(format!("/progress/v1/projects/{id}"));
     Ok(created.with_header(LOCATION, location.map_err(|error| Problem::internal(&error))?))
@@ -159,9 +160,9 @@ async fn list(
     let owner = if caller.is_operator() { "all".to_owned() } else { domain::owner(&caller) };
     let scope = PageScope::of_owner(&progress.cursor_key, "progress projects", owner, &filters);
     let before: Option<(DateTime<Utc>, String)> = scope.position(cursor.as_deref())?;
-    let projects = flow::list(&progress, &caller, (before, limit + 1)).await?;
+    let projects = flow::list(&progress, &caller, before, limit + 1).await?;
     let page = scope.cut(projects, limit, |(project, _)| (project.created_at, project.id.clone()));
-    Ok(page.map(|project| ProjectItem::new(project, progress.retention)))
+    Ok(page.map(|(project, reading)| ProjectItem::new(project, reading, progress.retention)))
 }
 
 /// Show a project
@@ -180,16 +181,17 @@ async fn show(
     let (project, reading) = flow::read(&progress, project).await?;
     let view = ProjectView::new(&project, &reading, progress.view_times());
     let tag = view::tag(&project, &reading.snapshot, &view);
-    match if_none_match.matches(&tag) {
-        true => Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
-        false => Ok(([(ETAG, tag)], Json(view)).into_response()),
+    if if_none_match.matches(&tag) {
+        Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response())
+    } else {
+        Ok(([(ETAG, tag)], Json(view)).into_response())
     }
 }
 
 /// Set the total and the status
 ///
 /// A project completes when it has a total, as many items are done, and it is not CRAWLING. After that nothing changes.
-/// `If-Match` compares the status and the total; items that are marked meanwhile do not matter.
+/// `If-Match` compares the status and the total; items that are marked in between do not matter.
 #[utoipa::path(patch, path = "/progress/v1/projects/{id}", operation_id = "updateProject", tag = "progress", request_body = ProjectChange,
     params(("id" = String, Path),
         ("if-match" = Option<String>, Header, description = "The ETag of the project as the client knows it"),
@@ -231,7 +233,7 @@ async fn change(
     let (id, service) = (project.id.clone(), progress.clone());
     let answer = answer_in_transaction(&progress.db, identity.as_ref(), |tx| {
         Box::pin(async move {
-            let (project, reading) = flow::change_in(tx, &service, &postgres, (&id, &requested)).await?;
+            let (project, reading) = flow::change_in(tx, &service, &postgres, &id, &requested).await?;
             Ok(shown(&service, &project, &reading))
         })
     });
@@ -275,9 +277,9 @@ async fn restart(
     Visible(project): Visible,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    let times = (progress.clock.now(), progress.ttl);
+    let (now, ttl) = (progress.clock.now(), progress.ttl);
     let restarting = async {
-        let (project, reading) = flow::restart(&progress, project, times).await?;
+        let (project, reading) = flow::restart(&progress, project, now, ttl).await?;
         Ok(shown(&progress, &project, &reading))
     };
     answer_once(&progress.db, identity.as_ref(), restarting).await
@@ -323,7 +325,7 @@ fn checked(body: DoneItems) -> Result<Items, Vec<FieldError>> {
     }
     let pointer = |at: usize| if is_list { format!("/items/{at}/id") } else { "/id".to_owned() };
     let check = |(at, (id, _)): (usize, &(String, bool))| {
-        domain::check_item_id(id).err().map(|error| FieldError::body(pointer(at), error))
+        domain::check_item_id(id).err().map(|error| FieldError::body(pointer(at), error.to_string()))
     };
     let errors: Vec<FieldError> = marks.iter().enumerate().filter_map(check).collect();
     if errors.is_empty() { Ok(Items::new(marks)) } else { Err(errors) }

@@ -7,9 +7,9 @@ use runtime::clock::Clock;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use super::{Limits, ReadResult};
-use crate::counts::{Changed, Counts, Reading, Replaced};
-use crate::domain::{Items, Snapshot, Status};
+use super::ReadResult;
+use crate::counts::{Changed, Counts, Limits, Reading, Replaced};
+use crate::domain::{Items, Snapshot, Target};
 use crate::error::StateError;
 use crate::store::state as store;
 
@@ -30,10 +30,11 @@ pub(crate) struct PostgresState {
 /// Initialises the counts, unless they are initialised with this token already. Returns the server that has them.
 pub(super) async fn initialise(
     tx: &mut Transaction<'_, Postgres>,
-    counts: (&str, Uuid),
+    project_id: &str,
+    token: Uuid,
     expires_at: DateTime<Utc>,
 ) -> Result<String, StateError> {
-    store::initialise(tx, counts, expires_at).await?;
+    store::initialise(tx, project_id, token, expires_at).await?;
     Ok(RUN.to_owned())
 }
 
@@ -44,15 +45,15 @@ impl PostgresState {
         }
         let _permit = self.gates.enter(counts.project_id.as_str()).await;
         let mut db = self.db.acquire().await?;
-        let times = (self.clock.now(), self.limits.keep);
-        let marked = store::mark(&mut db, counts, items, (times, self.limits.items_max)).await?;
+        let (now, limits) = (self.clock.now(), self.limits);
+        let marked = store::mark(&mut db, counts, items, now, limits).await?;
         if marked.is_some() {
             return Ok(marked);
         }
-        // The counts are lost, or the limit is near. Repeats are accepted there, too.
+        // The counts are lost, or the limit is near. Repeats are still accepted.
         match store::count_with(&mut db, counts, items).await? {
-            Some(count) if count > self.limits.items_max => Err(StateError::TooManyItems(self.limits.items_max)),
-            Some(_) => Ok(store::mark(&mut db, counts, items, (times, i64::MAX)).await?),
+            Some(count) if count > limits.items_max => Err(StateError::TooManyItems(limits.items_max)),
+            Some(_) => Ok(store::mark(&mut db, counts, items, now, Limits { items_max: i64::MAX, ..limits }).await?),
             None => Ok(None),
         }
     }
@@ -61,7 +62,7 @@ impl PostgresState {
         let mut db = self.db.acquire().await?;
         let now = self.clock.now();
         if completes {
-            store::complete(&mut db, many, (now, self.limits.keep)).await?;
+            store::complete(&mut db, many, now, self.limits.keep).await?;
         }
         let found = store::read(&mut db, many, now).await?;
         Ok(many.iter().zip(found).map(|(counts, found)| Ok(found.filter(|_| counts.run == RUN))).collect())
@@ -83,8 +84,8 @@ impl PostgresState {
         tx: &mut Transaction<'_, Postgres>,
         counts: &Counts,
         from: &Snapshot,
-        to: (Status, i64),
+        to: Target,
     ) -> Result<Replaced, StateError> {
-        Ok(store::replace(tx, counts, from, to, (self.clock.now(), self.limits.keep)).await?)
+        Ok(store::replace(tx, counts, from, to, self.clock.now(), self.limits.keep).await?)
     }
 }

@@ -20,9 +20,9 @@ use uuid::Uuid;
 use self::link::Connected;
 pub(crate) use self::link::Link;
 use self::scripts::Script;
-use super::{Limits, ReadResult};
-use crate::counts::{Changed, Counts, Reading, Replaced};
-use crate::domain::{Items, Rate, Snapshot, Status};
+use super::ReadResult;
+use crate::counts::{Changed, Counts, Limits, Reading, Replaced};
+use crate::domain::{Items, Rate, Snapshot, Status, Target};
 use crate::error::StateError;
 
 /// A control character, which no id of an item contains, distinguishes the token from the ids.
@@ -41,7 +41,7 @@ pub(crate) struct RedisState {
     pub(crate) limits: Limits,
 }
 
-/// What a script returns: an outcome, the four fields, and some numbers.
+/// The answer of a script: an outcome, the four fields, and some numbers.
 struct Answer {
     outcome: String,
     snapshot: Option<Snapshot>,
@@ -59,7 +59,8 @@ impl RedisState {
 
     pub(super) async fn initialise(
         &self,
-        (project_id, token): (&str, Uuid),
+        project_id: &str,
+        token: Uuid,
         expires_at: DateTime<Utc>,
     ) -> Result<String, StateError> {
         let redis = self.link.connected().await?;
@@ -88,12 +89,12 @@ impl RedisState {
         counts: &Counts,
         request: Option<&str>,
         from: &Snapshot,
-        to: (Status, i64),
+        to: Target,
     ) -> Result<Replaced, StateError> {
         let Some(redis) = self.server_of(counts).await? else { return Ok(Replaced::Lost) };
         let mut command = self.command(&scripts::REPLACE, &counts.project_id, counts.token);
         command.arg(request_field(request));
-        command.arg(from.status.as_str()).arg(from.total).arg(to.0.as_str()).arg(to.1);
+        command.arg(from.status.as_str()).arg(from.total).arg(to.status.as_str()).arg(to.total);
         let answer = self.run(&redis, &scripts::REPLACE, &command).await?;
         if answer.outcome == "conflict" {
             return Ok(Replaced::Conflict);
@@ -105,7 +106,7 @@ impl RedisState {
     /// Whether a request has had its effect on these counts.
     pub(crate) async fn has_applied(&self, counts: &Counts, request: &str) -> Result<bool, StateError> {
         let Some(redis) = self.server_of(counts).await? else { return Ok(false) };
-        Ok(self.read_one(&redis, counts, (false, Some(request))).await?.is_known)
+        Ok(self.read_one(&redis, counts, false, Some(request)).await?.is_known)
     }
 
     pub(super) async fn read(&self, many: &[Counts], completes: bool) -> Result<Vec<ReadResult>, StateError> {
@@ -117,7 +118,7 @@ impl RedisState {
                 if !self.has(&redis, counts) {
                     return Ok(Ok(None));
                 }
-                match self.read_one(&redis, counts, (completes, None)).await {
+                match self.read_one(&redis, counts, completes, None).await {
                     Ok(answer) => Ok(Ok(answer.reading())),
                     // One project that a script cannot read does not concern the others.
                     Err(error @ StateError::Script(_)) => Ok(Err(error)),
@@ -149,7 +150,8 @@ impl RedisState {
         &self,
         redis: &Connected,
         counts: &Counts,
-        (completes, request): (bool, Option<&str>),
+        completes: bool,
+        request: Option<&str>,
     ) -> Result<Answer, StateError> {
         let mut command = self.command(&scripts::READ, &counts.project_id, counts.token);
         command.arg(i32::from(completes)).arg(request_field(request));
@@ -164,8 +166,8 @@ impl RedisState {
         Ok(has_counts.then_some(redis))
     }
 
-    /// Before counts are reported as lost: fails if the server has become a replica since it was checked. What is missing there is
-    /// not lost.
+    /// Before counts are reported as lost: fails if the server has become a replica since it was checked. Counts that are
+    /// missing there are not lost.
     async fn confirm_loss(&self, redis: &Connected, is_lost: bool) -> Result<(), StateError> {
         if is_lost { self.link.confirm(redis).await } else { Ok(()) }
     }

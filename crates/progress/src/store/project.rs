@@ -1,11 +1,10 @@
 //! Projects, and which of them have completed.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::{AssertSqlSafe, PgConnection};
 use uuid::Uuid;
 
-use crate::domain::{Project, Snapshot, Status};
+use crate::domain::{Project, Snapshot};
 
 /// The owner of a project that is to be deleted. No caller has it.
 const NO_OWNER: &str = "deleted";
@@ -29,15 +28,13 @@ pub(crate) async fn insert(db: &mut PgConnection, new: &Project) -> sqlx::Result
 
 pub(crate) async fn find(db: &mut PgConnection, id: &str) -> sqlx::Result<Option<Project>> {
     let query = format!("select {COLUMNS} from pillarbox_progress.project where id = $1");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(project_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// Loads a project and locks its row.
 pub(crate) async fn lock(db: &mut PgConnection, id: &str) -> sqlx::Result<Option<Project>> {
     let query = format!("select {COLUMNS} from pillarbox_progress.project where id = $1 for update");
-    let row = sqlx::query(AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(project_of).transpose()
+    sqlx::query_as(AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// The number of unfinished projects of an owner that have not expired. It counts up to `limit`.
@@ -56,7 +53,8 @@ pub(crate) async fn count_unfinished(
 pub(crate) async fn list(
     db: &mut PgConnection,
     owner: Option<&str>,
-    (before, limit): (Option<(DateTime<Utc>, String)>, u32),
+    before: Option<(DateTime<Utc>, String)>,
+    limit: u32,
 ) -> sqlx::Result<Vec<Project>> {
     let of_owner = if owner.is_some() { "owner = $1" } else { "$1::text is null" };
     let after_page =
@@ -66,15 +64,15 @@ pub(crate) async fn list(
          order by created_at desc, id desc limit $4"
     );
     let (at, id) = before.unzip();
-    let listing = sqlx::query(AssertSqlSafe(query)).bind(owner).bind(at).bind(id).bind(i64::from(limit));
-    listing.fetch_all(db).await?.iter().map(project_of).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(owner).bind(at).bind(id).bind(i64::from(limit)).fetch_all(db).await
 }
 
 /// Unfinished projects with counts, in the order of their ids: those that have not expired before this time, and those whose final
 /// counts are in PostgreSQL.
 pub(crate) async fn unfinished(
     db: &mut PgConnection,
-    (after, limit): (&str, i64),
+    after: &str,
+    limit: i64,
     expired_before: DateTime<Utc>,
 ) -> sqlx::Result<Vec<Project>> {
     let query = format!(
@@ -83,8 +81,7 @@ pub(crate) async fn unfinished(
              select from pillarbox_progress.state as s where s.project_id = p.id and s.status in ('DONE', 'FAILED')))
          order by id limit $2"
     );
-    let rows = sqlx::query(AssertSqlSafe(query)).bind(after).bind(limit).bind(expired_before).fetch_all(db).await?;
-    rows.iter().map(project_of).collect()
+    sqlx::query_as(AssertSqlSafe(query)).bind(after).bind(limit).bind(expired_before).fetch_all(db).await
 }
 
 /// Records on which server the counts were initialised. Returns false if that is recorded, or the token has changed.
@@ -98,7 +95,8 @@ pub(crate) async fn set_run(db: &mut PgConnection, id: &str, token: Uuid, run: &
 /// token than `old` by now.
 pub(crate) async fn replace_token(
     db: &mut PgConnection,
-    (id, old): (&str, Uuid),
+    id: &str,
+    old: Uuid,
     new: Uuid,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
@@ -111,7 +109,8 @@ pub(crate) async fn replace_token(
 /// Archives the final state. Returns false if the project has finished before, or the counts are those of another token.
 pub(crate) async fn finish(
     db: &mut PgConnection,
-    (id, token): (&str, Uuid),
+    id: &str,
+    token: Uuid,
     snapshot: &Snapshot,
     now: DateTime<Utc>,
 ) -> sqlx::Result<bool> {
@@ -140,7 +139,7 @@ pub(crate) async fn insert_completed(db: &mut PgConnection, id: &str, now: DateT
 }
 
 /// Deletes up to `limit` projects that have finished, or expired unfinished, before this time. Those with counts in PostgreSQL
-/// are deleted after their counts. The age is compared again when a row is locked: a project may have been started again meanwhile.
+/// are deleted after their counts. The age is compared again when a row is locked: a project may have been started again since it was selected.
 pub(crate) async fn delete_old(db: &mut PgConnection, before: DateTime<Utc>, limit: i64) -> sqlx::Result<u64> {
     let query = "delete from pillarbox_progress.project where id in (
                      select id from (
@@ -171,7 +170,7 @@ pub(crate) async fn ownerless(db: &mut PgConnection, limit: i64) -> sqlx::Result
 }
 
 /// Deletes up to `items_max` items of a project without an owner, and the project itself if it has no others. Returns whether it
-/// is deleted. To be called in a transaction: the row of the counts is the lock of the items, so none is added meanwhile.
+/// is deleted. To be called in a transaction: the row of the counts is the lock of the items, so none is added until the transaction ends.
 pub(crate) async fn delete_ownerless(tx: &mut PgConnection, id: &str, items_max: i64) -> sqlx::Result<bool> {
     let lock = "select from pillarbox_progress.state where project_id = $1 for update";
     sqlx::query(lock).bind(id).execute(&mut *tx).await?;
@@ -185,27 +184,4 @@ pub(crate) async fn delete_ownerless(tx: &mut PgConnection, id: &str, items_max:
     let project = "delete from pillarbox_progress.project where id = $1 and owner = $2";
     sqlx::query(project).bind(id).bind(NO_OWNER).execute(tx).await?;
     Ok(true)
-}
-
-fn project_of(row: &PgRow) -> sqlx::Result<Project> {
-    let finished_at: Option<DateTime<Utc>> = row.try_get("finished_at")?;
-    let finished = finished_at.map(|at| Ok::<_, sqlx::Error>((snapshot_of(row)?, at))).transpose()?;
-    let tenant: String = row.try_get("tenant")?;
-    Ok(Project {
-        id: row.try_get("id")?,
-        tenant: tenant.try_into().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
-        owner: row.try_get("owner")?,
-        token: row.try_get("token")?,
-        run: row.try_get("run")?,
-        created_at: row.try_get("created_at")?,
-        expires_at: row.try_get("expires_at")?,
-        finished,
-    })
-}
-
-/// The counts in the columns `status`, `total`, `done` and `errors`.
-pub(super) fn snapshot_of(row: &PgRow) -> sqlx::Result<Snapshot> {
-    let status: &str = row.try_get("status")?;
-    let status: Status = status.parse().map_err(|error: strum::ParseError| sqlx::Error::Decode(error.into()))?;
-    Ok(Snapshot { status, total: row.try_get("total")?, done: row.try_get("done")?, errors: row.try_get("errors")? })
 }

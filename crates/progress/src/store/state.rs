@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::project::snapshot_of;
-use crate::counts::{Changed, Counts, Reading, Replaced};
-use crate::domain::{Items, RATE_SECONDS, Rate, Snapshot, Status};
+use crate::counts::{Changed, Counts, Limits, Reading, Replaced};
+use crate::domain::{Items, RATE_SECONDS, Snapshot, Target};
 
 /// Initialises the counts, unless they are initialised with this token already.
 pub(crate) async fn initialise(
     db: &mut PgConnection,
-    (project_id, token): (&str, Uuid),
+    project_id: &str,
+    token: Uuid,
     expires_at: DateTime<Utc>,
 ) -> sqlx::Result<()> {
     let query = "with initialised as (
@@ -31,16 +30,14 @@ pub(crate) async fn initialise(
     sqlx::query(query).bind(project_id).bind(token).bind(expires_at).bind(status).execute(db).await.map(drop)
 }
 
-/// The time of a change, and how long counts that it makes final stay.
-pub(crate) type Times = (DateTime<Utc>, TimeDelta);
-
 /// Counts the items that were not counted before, and completes the project if it is at the finish line. Returns None if there
-/// are no counts with this token, or there could be more than `items_max` items.
+/// are no counts with this token, or there could be too many items.
 pub(crate) async fn mark(
     db: &mut PgConnection,
     counts: &Counts,
     items: &Items,
-    ((now, keep), items_max): (Times, i64),
+    now: DateTime<Utc>,
+    limits: Limits,
 ) -> sqlx::Result<Option<Changed>> {
     let query = "with locked as materialized (
                      select status, total, done from pillarbox_progress.state
@@ -79,16 +76,17 @@ pub(crate) async fn mark(
                  from result as r
                  where s.project_id = $1
                  returning s.status, s.total, s.done, s.errors, s.ended_at, r.items as counted";
-    let marking = sqlx::query(query)
+    sqlx::query_as(query)
         .bind(&counts.project_id)
         .bind(counts.token)
         .bind(&items.succeeded)
         .bind(&items.failed)
         .bind(now)
         .bind(RATE_SECONDS)
-        .bind(keep)
-        .bind(items_max);
-    marking.fetch_optional(db).await?.as_ref().map(changed_of).transpose()
+        .bind(limits.keep)
+        .bind(limits.items_max)
+        .fetch_optional(db)
+        .await
 }
 
 /// How many items would be counted in all after these were marked; None if there are no counts with this token.
@@ -100,13 +98,15 @@ pub(crate) async fn count_with(db: &mut PgConnection, counts: &Counts, items: &I
     counting.bind(&items.succeeded).bind(&items.failed).fetch_optional(db).await
 }
 
-/// Sets the status and the total if they are those of `from`, and completes the project if it is at the finish line.
+/// Sets the status and the total if they are those of `from`, and completes the project if it is at the finish line. `keep`: how
+/// long counts stay that become final.
 pub(crate) async fn replace(
     db: &mut PgConnection,
     counts: &Counts,
     from: &Snapshot,
-    (status, total): (Status, i64),
-    (now, keep): Times,
+    to: Target,
+    now: DateTime<Utc>,
+    keep: TimeDelta,
 ) -> sqlx::Result<Replaced> {
     let query = "with locked as materialized (
                      select project_id, case when $6 > 0 and done >= $6 and $5 not in ('CRAWLING', 'DONE', 'FAILED')
@@ -121,17 +121,17 @@ pub(crate) async fn replace(
                          else s.expires_at end
                  from locked as l where s.project_id = l.project_id
                  returning s.status, s.total, s.done, s.errors, s.ended_at, 0::bigint as counted";
-    let replacing = sqlx::query(query)
+    let replacing = sqlx::query_as(query)
         .bind(&counts.project_id)
         .bind(counts.token)
         .bind(from.status.as_str())
         .bind(from.total)
-        .bind(status.as_str())
-        .bind(total)
+        .bind(to.status.as_str())
+        .bind(to.total)
         .bind(now)
         .bind(keep);
-    if let Some(row) = replacing.fetch_optional(&mut *db).await? {
-        return Ok(Replaced::Changed(changed_of(&row)?));
+    if let Some(changed) = replacing.fetch_optional(&mut *db).await? {
+        return Ok(Replaced::Changed(changed));
     }
     let exists = "select exists (select from pillarbox_progress.state where project_id = $1 and token = $2
                                      and (expires_at > $3 or status in ('DONE', 'FAILED')))";
@@ -141,7 +141,12 @@ pub(crate) async fn replace(
 }
 
 /// Completes the projects that are at the finish line, and records when the others have ended that another program has ended.
-pub(crate) async fn complete(db: &mut PgConnection, many: &[Counts], (now, keep): Times) -> sqlx::Result<()> {
+pub(crate) async fn complete(
+    db: &mut PgConnection,
+    many: &[Counts],
+    now: DateTime<Utc>,
+    keep: TimeDelta,
+) -> sqlx::Result<()> {
     let ids: Vec<&str> = many.iter().map(|counts| counts.project_id.as_str()).collect();
     let query = "update pillarbox_progress.state
                  set status = case when status = 'FAILED' then 'FAILED' else 'DONE' end, ended_at = $2,
@@ -161,14 +166,17 @@ pub(crate) async fn read(
     let query = "select project_id, token, status, total, done, errors, ended_at, rate, rate_at, rate_since
                  from pillarbox_progress.state
                  where project_id = any($1) and (expires_at > $2 or status in ('DONE', 'FAILED'))";
-    let rows = sqlx::query(query).bind(ids).bind(now).fetch_all(db).await?;
-    let mut found = HashMap::with_capacity(rows.len());
-    for row in &rows {
-        let (project_id, token): (String, Uuid) = (row.try_get("project_id")?, row.try_get("token")?);
-        let reading = Reading { snapshot: snapshot_of(row)?, rate: rate_of(row)?, ended: row.try_get("ended_at")? };
-        found.insert((project_id, token), reading);
-    }
+    let rows: Vec<ReadingRow> = sqlx::query_as(query).bind(ids).bind(now).fetch_all(db).await?;
+    let mut found: HashMap<_, _> = rows.into_iter().map(|row| ((row.project_id, row.token), row.reading)).collect();
     Ok(many.iter().map(|counts| found.remove(&(counts.project_id.clone(), counts.token))).collect())
+}
+
+#[derive(sqlx::FromRow)]
+struct ReadingRow {
+    project_id: String,
+    token: Uuid,
+    #[sqlx(flatten)]
+    reading: Reading,
 }
 
 /// Some projects whose counts are no longer needed: they are archived, or have expired. Final counts that are not archived are
@@ -205,14 +213,4 @@ pub(crate) async fn delete(db: &mut PgConnection, project_id: &str, now: DateTim
                  where s.project_id = $1 and p.id = s.project_id and (p.finished_at is not null
                      or (s.expires_at < $2 and s.status not in ('DONE', 'FAILED')))";
     sqlx::query(query).bind(project_id).bind(now).execute(db).await.map(drop)
-}
-
-fn changed_of(row: &PgRow) -> sqlx::Result<Changed> {
-    Ok(Changed { snapshot: snapshot_of(row)?, counted: row.try_get("counted")?, ended: row.try_get("ended_at")? })
-}
-
-fn rate_of(row: &PgRow) -> sqlx::Result<Option<Rate>> {
-    let (value, at, since): (Option<f64>, Option<DateTime<Utc>>, Option<DateTime<Utc>>) =
-        (row.try_get("rate")?, row.try_get("rate_at")?, row.try_get("rate_since")?);
-    Ok(value.zip(at).zip(since).map(|((value, at), since)| Rate { value, at, since }))
 }

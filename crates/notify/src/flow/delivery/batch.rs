@@ -1,4 +1,4 @@
-//! What one transaction of the delivery does: e-mails, hub events, and the results of notifications.
+//! The writes of one transaction of the delivery: e-mails, hub events, and the results of notifications.
 
 use pillarbox::log::{Post, Source, post_all};
 use sqlx::{Postgres, Transaction};
@@ -10,7 +10,7 @@ use crate::error::DeliveryError;
 use crate::store;
 use crate::store::delivery::{self, NotNowCounts};
 
-/// What one transaction does.
+/// The writes of one transaction.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) mails: Vec<NewMail>,

@@ -22,10 +22,8 @@ pub(super) async fn put_off(
     unreachable: &[i64],
     are_many: bool,
 ) -> Result<NotNowCounts, DeliveryError> {
-    let locked = match are_many {
-        true => store::lock_first(db, SEARCHED_MAX).await?,
-        false => store::lock(db, unreachable).await?,
-    };
+    let locked =
+        if are_many { store::lock_first(db, SEARCHED_MAX).await? } else { store::lock(db, unreachable).await? };
     if locked.is_empty() {
         return Ok(NotNowCounts::default());
     }

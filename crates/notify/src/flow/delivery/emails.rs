@@ -54,7 +54,9 @@ impl EmailTexts {
     /// Fails with what follows if the user has no usable address.
     pub(super) fn draft<'n>(
         &self,
-        (notification, event, contact): (&'n DueNotification, &'n BusinessEvent, &'n Contact),
+        notification: &'n DueNotification,
+        event: &'n BusinessEvent,
+        contact: &'n Contact,
         is_critical: bool,
     ) -> Result<Draft<'n>, DeliveryOutcome> {
         let email = contact.email.as_deref().ok_or(DeliveryOutcome::Skipped("the user has no e-mail address"))?;
@@ -71,12 +73,12 @@ impl EmailTexts {
     /// The e-mail of one notification. Fails with what follows if it cannot be rendered.
     pub(super) fn single(&self, draft: &Draft<'_>, now: DateTime<Utc>) -> Result<NewMail, DeliveryOutcome> {
         let content = self.render(draft, draft.link())?;
-        Ok(self.mail(draft, (content, texts::template_of(&draft.event.event_type)), now))
+        Ok(self.mail(draft, content, texts::template_of(&draft.event.event_type), now))
     }
 
     /// A part of a digest. Fails with what follows if it cannot be rendered.
     pub(super) fn member<'n>(&self, draft: Draft<'n>) -> Result<Member<'n>, DeliveryOutcome> {
-        // Without a link of its own: the digest has one at its end.
+        // Without a link: the digest has one at its end.
         let content = self.render(&draft, "")?;
         Ok(Member { draft, content })
     }
@@ -94,7 +96,7 @@ impl EmailTexts {
         let reader = first.reader(first.link());
         let templates = &self.recorder.templates;
         let content = texts::render_digest(templates, &first.event.event_type, &contents, not_shown, reader)?;
-        Ok(self.mail(first, (content, texts::DIGEST.to_owned()), now))
+        Ok(self.mail(first, content, texts::DIGEST.to_owned(), now))
     }
 
     fn render(&self, draft: &Draft<'_>, link: &str) -> Result<Content, DeliveryOutcome> {
@@ -102,7 +104,7 @@ impl EmailTexts {
             .map_err(|error| DeliveryOutcome::Failed(format!("the e-mail cannot be rendered: {error}")))
     }
 
-    fn mail(&self, draft: &Draft<'_>, (content, template): (Content, String), now: DateTime<Utc>) -> NewMail {
+    fn mail(&self, draft: &Draft<'_>, content: Content, template: String, now: DateTime<Utc>) -> NewMail {
         let idempotency_key = format!("notification:{}:{}", draft.event.id, draft.notification.user_id);
         NewMail {
             message_id: message_id(&idempotency_key),

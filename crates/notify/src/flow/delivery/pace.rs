@@ -44,7 +44,7 @@ impl Pace {
         self.size
     }
 
-    /// Whether the round delivers what somebody may wait for: every second one does, so that neither these notifications nor
+    /// Whether the round delivers what a person may wait for: every second one does, so that neither these notifications nor
     /// announcements to many people hold up the others. After a failure the order is that of the time.
     pub(super) fn prefers_direct(&mut self) -> bool {
         self.prefers_direct = !self.prefers_direct;
@@ -68,11 +68,9 @@ impl Pace {
     pub(super) fn failed(&mut self, error: &DeliveryError) -> Option<Candidate> {
         self.has_ended = true;
         match error {
-            DeliveryError::Database(error) if !is_data_error(error) => match is_transient(error) {
-                true => self.shrink(true),
-                // The statement itself is wrong, for any content.
-                false => None,
-            },
+            DeliveryError::Database(error) if is_transient(error) => self.shrink(true),
+            // The statement itself is wrong, for any content.
+            DeliveryError::Database(error) if !is_data_error(error) => None,
             DeliveryError::Database(_) | DeliveryError::Post(_) | DeliveryError::Rendering(_) => self.shrink(false),
         }
     }

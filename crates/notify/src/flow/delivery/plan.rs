@@ -35,11 +35,13 @@ impl Plan {
                 Some(_) if !candidate.has_contact => plan.unreachable.push(candidate.id),
                 Some(event_type) if is_digest => {
                     let group = DigestGroup { user_id: candidate.user_id, event_type: event_type.clone() };
-                    let is_new = !plan.digests.contains(&group);
-                    match plan.digests.len() < GROUPS_MAX {
-                        true if is_new => plan.digests.push(group),
-                        true => {}
-                        false => plan.has_more |= is_new,
+                    if plan.digests.contains(&group) {
+                        continue;
+                    }
+                    if plan.digests.len() < GROUPS_MAX {
+                        plan.digests.push(group);
+                    } else {
+                        plan.has_more = true;
                     }
                 }
                 Some(_) if candidate.channel == Channel::Webhook => {

@@ -23,9 +23,18 @@ const START_TIME_MAX: Duration = Duration::from_secs(2);
 const CHECK_PAUSE: Duration = Duration::from_secs(1);
 /// How long the key of the check stays.
 const PROBE_TTL: Duration = Duration::from_secs(60);
-const BROKEN: &str = "the connection is broken";
+const BROKEN: LinkError = LinkError::Unusable("the connection is broken");
 /// The share of the memory above which Redis is reported as nearly full.
 const MEMORY_RATIO_MAX: f64 = 0.8;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error(transparent)]
+    Redis(#[from] redis::RedisError),
+    #[error("{0}")]
+    Unusable(&'static str),
+}
 
 /// A connection to one run of Redis. It is cheap to clone.
 #[derive(Clone)]
@@ -157,7 +166,7 @@ impl Link {
                         error = self.watch(connected, probe) => error,
                         () = stop.cancelled() => return,
                     };
-                    probe.down(&error);
+                    probe.down(&error.to_string());
                 }
                 Err(error) => probe.down(&error.to_string()),
             }
@@ -186,12 +195,12 @@ impl Link {
     }
 
     /// Checks the connection once a second, and reports what an operator has to know. Returns when it is broken.
-    async fn watch(&self, mut connected: Connected, probe: &Probe) -> String {
+    async fn watch(&self, mut connected: Connected, probe: &Probe) -> LinkError {
         let (mut reported, number) = (None, connected.number);
         loop {
             let concern = tokio::select! {
                 concern = self.examine(&mut connected) => concern,
-                () = self.is_dropped(number) => Err(BROKEN.to_owned()),
+                () = self.is_dropped(number) => Err(BROKEN),
             };
             let concern = match concern {
                 Ok(concern) => concern,
@@ -212,17 +221,16 @@ impl Link {
             }
             tokio::select! {
                 () = tokio::time::sleep(CHECK_PAUSE) => {}
-                () = self.is_dropped(number) => return BROKEN.to_owned(),
+                () = self.is_dropped(number) => return BROKEN,
             }
         }
     }
 
-    /// What an operator has to know about the server. Fails if the connection cannot be used any more.
-    async fn examine(&self, connected: &mut Connected) -> Result<Option<String>, String> {
-        let info: redis::RedisResult<String> = redis::cmd("INFO").query_async(&mut connected.connection).await;
-        let info = info.map_err(|error| error.to_string())?;
-        if run_of(&info)? != connected.run {
-            return Err("the server has become a primary with other data".to_owned());
+    /// Returns the concern about the server that an operator has to know. Fails if the connection cannot be used any more.
+    async fn examine(&self, connected: &mut Connected) -> Result<Option<String>, LinkError> {
+        let info: String = redis::cmd("INFO").query_async(&mut connected.connection).await?;
+        if run_of(&info).map_err(LinkError::Unusable)? != connected.run {
+            return Err(LinkError::Unusable("the server has become a primary with other data"));
         }
         let mut write = redis::cmd("SET");
         write.arg(&self.probe_key).arg(1).arg("PX").arg(PROBE_TTL.as_millis() as u64);
@@ -304,10 +312,10 @@ impl Memory {
     }
 }
 
-/// What an operator has to know about the memory; None if all is well.
+/// The concern about the memory that an operator has to know; None if all is well.
 fn concern(memory: &Memory) -> Option<String> {
     let ratio = memory.ratio();
-    // Without a limit, nothing is evicted. All our keys have a TTL, so the `volatile` policies evict them, too.
+    // Without a limit, nothing is evicted. All our keys have a TTL, so the `volatile` policies also evict them.
     if memory.max > 0 && memory.policy != "noeviction" {
         return Some(format!(
             "maxmemory-policy is {}, which evicts the state of unfinished projects when the memory is full: set it to noeviction, \

@@ -54,7 +54,7 @@ pub(crate) fn subscriptions(recorder: &Arc<Recorder>, policy: &Arc<Policy>, wake
     ]
 }
 
-/// What people hear of.
+/// The messages about registrations that users are notified of.
 const REGISTRATIONS: [&str; 7] = [
     joins::CONFIRMED,
     joins::CANCELED,
