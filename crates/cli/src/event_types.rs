@@ -114,9 +114,10 @@ async fn import(api: &Api, args: &Import) -> Result<(), Failure> {
 
 fn read(file: &Path) -> Result<String, Failure> {
     let mut text = String::new();
-    let read = match file == Path::new(STANDARD_INPUT) {
-        true => std::io::stdin().read_to_string(&mut text).map(drop),
-        false => std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text)).map(drop),
+    let read = if file == Path::new(STANDARD_INPUT) {
+        std::io::stdin().read_to_string(&mut text).map(drop)
+    } else {
+        std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text)).map(drop)
     };
     read.map_err(|error| Failure::Other(format!("cannot read {}: {error}", file.display())))?;
     Ok(text)

@@ -73,8 +73,8 @@ pub(super) fn of_checks(checks: &[State]) -> Vec<Finding> {
     checks.iter().filter(|check| !check.up).map(finding).collect()
 }
 
-/// Consumers that do not read, that lag, or that have set messages apart. Messages that `optional_routes` could not route are no
-/// finding: an installation has these routes without a setting, and needs no queue for them.
+/// Consumers that do not read, that lag, or that have set messages apart. Messages that `optional_routes` could not route do
+/// not count: an installation has these routes without a setting, and needs no queue for them.
 pub(super) fn of_consumers(consumers: &[ConsumerStatus], optional_routes: &[String]) -> Vec<Finding> {
     let of_one = |consumer| position_of(consumer).into_iter().chain(messages_of(consumer, optional_routes));
     without_worker(consumers).into_iter().chain(consumers.iter().flat_map(of_one)).collect()
@@ -249,7 +249,7 @@ pub(super) fn of_subscribers(subscribers: &[SubscriberWithIssue], now: DateTime<
     let failing = finding(
         failing,
         "does not accept webhooks",
-        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue meanwhile.",
+        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue.",
     );
     let disabled = finding(
         disabled,
@@ -363,8 +363,8 @@ mod tests {
         assert_eq!(titles(consumer(60.0, true)), []);
         assert_eq!(titles(consumer(0.0, false)), [], "nothing waits for it");
         assert_eq!(titles(consumer(61.0, true)), [(Severity::Warning, "relay.default lags".to_owned())]);
-        let nobody = (Severity::Critical, "No process runs relay.default".to_owned());
-        assert_eq!(titles(consumer(61.0, false)), [nobody]);
+        let without_worker = (Severity::Critical, "No process runs relay.default".to_owned());
+        assert_eq!(titles(consumer(61.0, false)), [without_worker]);
         let lapsed = ConsumerStatus { lapsed_at: Some(DateTime::UNIX_EPOCH), ..consumer(61.0, false) };
         assert_eq!(titles(lapsed), [(Severity::Critical, "relay.default has lapsed".to_owned())]);
         let parked = ConsumerStatus { parked: 2, unrouted: 3, ..consumer(0.0, true) };
