@@ -2,7 +2,7 @@
 //!
 //! Owns the table `pillarbox_admin.audit`. The line of a request that changes something is committed before the request is
 //! processed, so a change without a line does not exist, not even after a crash. That commit does not wait for the disk: the
-//! write-ahead log is one sequence, so when the change itself is durable, the earlier line is, too. Lines of reads and the
+//! write-ahead log is one sequence, so when the change itself is durable, so is the earlier line. Lines of reads and the
 //! statuses of responses are written in the background; a crash may lose the last of them. A line whose status is missing
 //! belongs to a request that was in progress at a crash.
 

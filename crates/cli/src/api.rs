@@ -153,14 +153,13 @@ impl Api {
             ))
         };
         let answer = tokio::time::timeout(time_max, async {
-            let answer = self.http.request(request).await.map_err(|error| cause_of(&error))?;
+            let answer = self.http.request(request).await.map_err(|error| unreachable(cause_of(&error)))?;
             let status = answer.status();
-            let body =
-                Limited::new(answer.into_body(), BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
-            Ok::<_, String>((status, body.to_bytes()))
+            let body = Limited::new(answer.into_body(), BYTES_MAX).collect().await;
+            Ok((status, body.map_err(|error| unreachable(error.to_string()))?.to_bytes()))
         });
-        let answered = answer.await.map_err(|_| unreachable(format!("no response within {} s", time_max.as_secs())))?;
-        let (status, body) = answered.map_err(unreachable)?;
+        let (status, body) =
+            answer.await.map_err(|_| unreachable(format!("no response within {} s", time_max.as_secs())))??;
         if status.is_success() {
             return Ok(body);
         }

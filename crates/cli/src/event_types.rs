@@ -82,10 +82,12 @@ async fn list(api: &Api, json: bool) -> Result<(), Failure> {
     }
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let row = |event_type: &Value| {
-        let state = match (event_type["deprecated"] == true, event_type["enforce"] == true) {
-            (true, _) => "deprecated",
-            (false, true) => "enforced",
-            (false, false) => "not enforced",
+        let state = if event_type["deprecated"] == true {
+            "deprecated"
+        } else if event_type["enforce"] == true {
+            "enforced"
+        } else {
+            "not enforced"
         };
         let [name, version] = ["name", "version"].map(|field| text(&event_type[field]));
         [name, version, state.to_owned(), table::shorten(&text(&event_type["description"]))]

@@ -39,7 +39,7 @@ pub struct Tail {
 #[derive(Deserialize)]
 struct Page {
     items: Vec<Box<RawValue>>,
-    next_cursor: String,
+    next: String,
     is_at_end: bool,
 }
 
@@ -50,9 +50,9 @@ pub async fn run(api: &Api, args: Tail) -> Result<(), Failure> {
     let from = from.map(|from| from.to_rfc3339_opts(SecondsFormat::Micros, true));
     let given = [("from", from), ("topic", args.topic)].into_iter();
     let filters: Vec<String> = given.filter_map(|(name, value)| Some(format!("{name}={}", encoded(&value?)))).collect();
-    let (filters, mut cursor) = (filters.join("&"), String::new());
+    let (filters, mut after) = (filters.join("&"), String::new());
     loop {
-        let text = api.get_text(&format!("{PATH}?{filters}{cursor}")).await?;
+        let text = api.get_text(&format!("{PATH}?{filters}{after}")).await?;
         let page: Page = serde_json::from_str(&text)
             .map_err(|error| Failure::Other(format!("the server's response is not a page of the log: {error}")))?;
         page.items.iter().try_for_each(|message| print_line(message.get()))?;
@@ -62,6 +62,6 @@ pub async fn run(api: &Api, args: Tail) -> Result<(), Failure> {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        cursor = format!("&cursor={}", encoded(&page.next_cursor));
+        after = format!("&after={}", encoded(&page.next));
     }
 }

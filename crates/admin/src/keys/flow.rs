@@ -21,7 +21,7 @@ const HINT_CHARS: usize = PREFIX.len() + 4;
 /// Creates a key, in the caller's transaction. The second value is the key itself; it is not stored. Fails when the name or the
 /// expiry is invalid, or the tenant does not exist.
 pub async fn create(db: &mut PgConnection, new: NewKey) -> Result<(ApiKey, Secret<String>), Error> {
-    // The lock makes a deletion of the tenant wait, which deletes the key, too.
+    // The lock makes a deletion of the tenant wait, which also deletes the key.
     if lock_tenant(db, &new.tenant).await?.is_none() {
         return Err(Error::NoTenant(new.tenant.as_str().to_owned()));
     }

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use http_kit::auth::{Caller, Principal};
 use pillarbox::log::{STANDING_COLUMNS, Tenant, standing_of};
 use sqlx::postgres::PgRow;
-use sqlx::{FromRow, PgConnection};
+use sqlx::{Error, FromRow, PgConnection};
 use uuid::Uuid;
 
 use super::ApiKey;
@@ -58,10 +58,9 @@ struct Credential {
 }
 
 fn caller(row: &PgRow) -> sqlx::Result<Caller> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
     let Credential { id, tenant_name, role, access } = Credential::from_row(row)?;
-    let role = role.as_deref().map(str::parse).transpose().map_err(parsed)?;
-    let portal = access.as_deref().map(str::parse).transpose().map_err(parsed)?;
+    let role = role.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
+    let portal = access.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
     let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
     Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant_name, role) })
 }

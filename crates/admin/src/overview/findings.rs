@@ -175,25 +175,17 @@ fn position_of(status: &ConsumerStatus) -> Option<Finding> {
         let links = vec![FindingLink::page("Consumers", CONSUMERS_PAGE)];
         Finding { severity, title, detail: waiting(status), what_to_do, links }
     };
-    match () {
-        () if status.lapsed_at.is_some() => Some(Finding {
-            detail: "It was behind for longer than `behind_days`, and the log no longer retains messages for it."
-                .to_owned(),
-            ..finding(
-                Severity::Critical,
-                format!("{name} has lapsed"),
-                format!(
-                    "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it."
-                ),
-            )
-        }),
-        () if is_behind(status) && !status.workers.is_empty() => Some(finding(
-            Severity::Warning,
-            format!("{name} lags"),
-            "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md.".to_owned(),
-        )),
-        () => None,
+    if status.lapsed_at.is_some() {
+        let detail = "It was behind for longer than `behind_days`, and the log no longer retains messages for it.";
+        let what_to_do = format!(
+            "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it."
+        );
+        let lapsed = finding(Severity::Critical, format!("{name} has lapsed"), what_to_do);
+        return Some(Finding { detail: detail.to_owned(), ..lapsed });
     }
+    let lags = is_behind(status) && !status.workers.is_empty();
+    let advice = "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md.";
+    lags.then(|| finding(Severity::Warning, format!("{name} lags"), advice.to_owned()))
 }
 
 fn messages_of(status: &ConsumerStatus, optional_routes: &[String]) -> Vec<Finding> {

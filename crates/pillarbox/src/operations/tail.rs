@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::log::{Filter, Message, Reader, Snapshot};
 
-/// Rows that one page scans at a time, and how often it scans until it finds a message.
+/// Rows that a page scans at a time, and how often at most. A page ends when it has about as many messages.
 const SCAN_ROWS: u32 = 1_000;
 const SCANS_MAX: u32 = 20;
 
@@ -41,7 +41,7 @@ pub struct TailPage {
     pub next: TailPosition,
 }
 
-/// Reads the next messages that match, of about `bytes_max` together. Without a position, it starts with the first message that was
+/// Reads the next messages that match, of at most about twice `bytes_max`. Without a position, it starts with the first message that was
 /// posted at `from` or later, or without it with the next one that is posted. The connection must not be in a transaction.
 pub async fn tail(
     db: &mut PgConnection,
@@ -63,13 +63,14 @@ pub async fn tail(
     if let Some(from) = from.filter(|_| is_first) {
         reader.skip_to(db, from).await?;
     }
-    let mut messages = Vec::new();
+    let (mut messages, mut bytes) = (Vec::new(), 0);
     for _ in 0..SCANS_MAX {
-        if reader.is_done() || !messages.is_empty() {
+        if reader.is_done() || messages.len() >= SCAN_ROWS as usize || bytes >= bytes_max {
             break;
         }
-        messages = reader.read(db, SCAN_ROWS).await?;
-        messages.retain(|message| from.is_none_or(|from| message.at >= from));
+        let found = reader.read(db, SCAN_ROWS).await?;
+        let found = found.into_iter().filter(|message| from.is_none_or(|from| message.at >= from));
+        messages.extend(found.inspect(|message| bytes += message.bytes()));
     }
     let next = TailPosition::of(&reader).unwrap_or_else(|| TailPosition::after(&now));
     Ok(TailPage { messages, is_at_end: reader.is_done(), next })

@@ -86,31 +86,31 @@ struct TailQuery {
     /// Start with the first message that was posted at this time or later. Absent: with the next one that is posted.
     #[serde(default, deserialize_with = "http_kit::instant::optional")]
     from: Option<DateTime<Utc>>,
-    /// The `next_cursor` of the previous page.
+    /// The `next` of the previous response.
     #[param(pattern = "^[A-Za-z0-9_-]+$")]
-    cursor: Option<String>,
+    after: Option<String>,
 }
 
 /// Messages in the order of the log, with their headers and payloads.
 #[derive(Debug, Serialize, ToSchema)]
 struct LogTail {
     items: Vec<MessageView>,
-    /// Pass it as `cursor` to get the messages that follow, now or later.
-    next_cursor: String,
-    /// Whether this page ends with the newest message. If not, there can be more although `items` is empty.
+    /// Pass it as `after` to get the messages that follow, now or later.
+    next: String,
+    /// Whether the response ends with the newest message. If not, there can be more although `items` is empty.
     is_at_end: bool,
 }
 
 /// Follow the log: messages in its order, each once
 ///
-/// Repeat the request with the `cursor` of the last response and the same filters. A message that was committed late comes late,
+/// Repeat the request with the `next` of the last response as `after`, and with the same filters. A message that was committed late comes late,
 /// and is not lost.
 #[utoipa::path(get, path = "/admin/v1/log/tail", operation_id = "followLog", tag = "operator", params(TailQuery), security(("bearer" = [])),
     responses((status = 200, body = LogTail)))]
 async fn follow(
     State(admin): State<Arc<Administration>>,
     _: Operator,
-    Query(TailQuery { topic, from, cursor }): Query<TailQuery>,
+    Query(TailQuery { topic, from, after }): Query<TailQuery>,
 ) -> Result<Json<LogTail>, Problem> {
     let filter = match &topic {
         Some(topic) => {
@@ -121,13 +121,18 @@ async fn follow(
         None => Filter::everything(),
     };
     let scope = PageScope::global(&admin.cursor_key, "log-tail", &(topic, from));
-    let position = scope.position(cursor.as_deref())?;
+    let position = scope.position(after.as_deref()).map_err(|_| {
+        query_problem(
+            "/after",
+            "is not valid: pass the `next` of the previous response, unchanged, with the same filters",
+        )
+    })?;
     let mut db = admin.db.acquire().await.map_err(Error::Database)?;
     let page = tail(&mut db, filter, from, position, PAGE_BYTES_MAX).await.map_err(Error::Database)?;
     drop(db);
     Ok(Json(LogTail {
         items: page.messages.into_iter().map(MessageView::full).collect(),
-        next_cursor: scope.cursor(&page.next),
+        next: scope.cursor(&page.next),
         is_at_end: page.is_at_end,
     }))
 }
