@@ -146,7 +146,7 @@ async fn parity_requires_a_record_only_of_messages_for_the_new_consumer_in_eithe
 #[tokio::test]
 async fn a_consumer_continues_where_another_one_has_stopped() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     register(db, "relay.legacy", StartAt::Beginning).await;
     let process = Process::start(db, recorder());
     post_numbers(db, Some("k"), 1..=3).await;
@@ -156,7 +156,7 @@ async fn a_consumer_continues_where_another_one_has_stopped() {
     process.stop().await;
     assert!(cli.refused("cursors reset relay.legacy --like nobody").await.contains("no consumer nobody"));
     let refused = cli.refused("cursors reset effects --like relay.legacy").await;
-    assert!(refused.contains("has read 3 messages"), "nobody would process them: {refused}");
+    assert!(refused.contains("has read 3 messages"), "neither would process them: {refused}");
     post_numbers(db, Some("k"), 4..=5).await;
     assert!(cli.ok("cursors reset relay.legacy --like effects").await.contains("where effects has stopped"));
     let pending = "select count(*) from pillarbox.outbox_status where consumer = 'relay.legacy' and status = 'pending'";
@@ -171,4 +171,5 @@ async fn a_consumer_continues_where_another_one_has_stopped() {
     sqlx::query(park).execute(db).await.unwrap();
     let refused = cli.refused("cursors reset relay.legacy --like effects").await;
     assert!(refused.contains("1 message of effects is parked"), "{refused}");
+    app.stop().await;
 }

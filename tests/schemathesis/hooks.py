@@ -77,6 +77,7 @@ def repair_headers(headers):
 def repair_query(query):
     # Only the server can make a cursor.
     query.pop("cursor", None)
+    query.pop("after", None)
     # An order by relevance needs words, and trending events cannot be searched.
     if "sort" in query:
         query["sort"] = "relevance" if "q" in query else "trending"
@@ -84,6 +85,9 @@ def repair_query(query):
 
 def repair_body(body):
     body.pop("acknowledge", None)
+    # A consumer is reset to a time, or to the position of another one.
+    if body.get("like") is not None:
+        body.pop("from", None)
     for name, time in TIMES.items():
         if isinstance(body.get(name), str):
             body[name] = time

@@ -62,9 +62,14 @@ create index audit_at on pillarbox_admin.audit (at);
 -- so it compares the fingerprint when it starts.
 create table pillarbox_admin.installation (
     one                    boolean primary key default true check (one),
-    secret_key_fingerprint text        not null,
-    created_at             timestamptz not null
+    -- Commands compare it with the id that a server tells, so that they do not act on two installations. A restored or copied
+    -- database keeps it.
+    id                     uuid        not null default gen_random_uuid(),
+    -- Null until the first server starts.
+    secret_key_fingerprint text,
+    created_at             timestamptz not null default now()
 );
+insert into pillarbox_admin.installation default values;
 
 -- How many requests of a key, or events of a tenant, each process had within the last second. Each process derives its share
 -- of the common limit from it. Unlogged: after a crash the rows are of no use.

@@ -2,7 +2,7 @@
 //!
 //! Owns the table `pillarbox_admin.audit`. The line of a request that changes something is committed before the request is
 //! processed, so a change without a line does not exist, not even after a crash. That commit does not wait for the disk: the
-//! write-ahead log is one sequence, so when the change itself is durable, the earlier line is, too. Lines of reads and the
+//! write-ahead log is one sequence, so when the change itself is durable, so is the earlier line. Lines of reads and the
 //! statuses of responses are written in the background; a crash may lose the last of them. A line whose status is missing
 //! belongs to a request that was in progress at a crash.
 
@@ -34,7 +34,7 @@ use uuid::Uuid;
 const QUEUE_MAX: usize = 10_000;
 /// How many lines one statement writes.
 const BATCH_MAX: usize = 1_000;
-/// How long lines that nobody waits for are collected.
+/// How long lines are collected for which no request waits.
 const LINGER: Duration = Duration::from_millis(200);
 /// The pause before lines are written again that could not be written.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -42,12 +42,13 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 const DELETED_MAX: i64 = 10_000;
 
 /// A request that acted for a tenant.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema, sqlx::FromRow)]
 pub struct AuditLine {
     pub id: Uuid,
     pub at: DateTime<Utc>,
     /// The API key that sent the request; zeros stand for the key of the setting `admin_key`.
     pub key_id: Uuid,
+    #[sqlx(try_from = "String")]
     #[schema(value_type = http_kit::openapi::TenantName)]
     pub tenant: Tenant,
     #[schema(example = "POST")]
@@ -57,7 +58,8 @@ pub struct AuditLine {
     pub route: String,
     /// The status of the response. Absent: the request is in progress, or its process ended before it responded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<u16>,
+    #[schema(value_type = Option<u16>)]
+    pub status: Option<i16>,
     pub trace_id: String,
 }
 
@@ -70,7 +72,7 @@ enum Entry {
     },
     Status {
         id: Uuid,
-        status: u16,
+        status: i16,
     },
 }
 
@@ -126,7 +128,7 @@ pub async fn audit(trail: &AuditTrail, request: Request, mut route: Route) -> Re
         trail.record_change(line.clone()).await?;
     }
     let response = respond(request).await;
-    let status = response.status().as_u16();
+    let status = response.status().as_u16() as i16; // from 100 to 999
     if is_read {
         line.status = Some(status);
         trail.record(Entry::Line { line, written: None }).await;
@@ -165,7 +167,7 @@ async fn write_entries(db: PgPool, mut entries: mpsc::Receiver<Entry>) {
 struct Batch {
     lines: Vec<AuditLine>,
     waiting: Vec<(Uuid, oneshot::Sender<bool>)>,
-    statuses: Vec<(Uuid, u16)>,
+    statuses: Vec<(Uuid, i16)>,
 }
 
 impl Batch {
@@ -193,10 +195,11 @@ impl Batch {
         self.add(first);
         let until = tokio::time::Instant::now() + LINGER;
         while !self.is_full() {
-            let next = match self.waiting.is_empty() {
-                true => tokio::time::timeout_at(until, entries.recv()).await.ok(),
+            let next = if self.waiting.is_empty() {
+                tokio::time::timeout_at(until, entries.recv()).await.ok()
+            } else {
                 // What is there already is written along.
-                false => entries.try_recv().ok().map(Some),
+                entries.try_recv().ok().map(Some)
             };
             match next {
                 Some(Some(entry)) => self.add(entry),
@@ -214,7 +217,7 @@ impl Batch {
             self.lines.clear();
         }
         for (_, written) in self.waiting.drain(..) {
-            // Fails if the caller has disconnected meanwhile.
+            // Fails if the caller has disconnected.
             let _ = written.send(true);
         }
         if !self.statuses.is_empty() {

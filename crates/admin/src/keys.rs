@@ -22,14 +22,16 @@ use uuid::Uuid;
 pub(crate) const CACHE_TIME: Duration = Duration::from_secs(2);
 
 /// An API key without its secret part.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema, sqlx::FromRow)]
 pub struct ApiKey {
     pub id: Uuid,
     pub name: String,
     /// The first characters of the key, to tell keys apart.
     #[schema(example = "pbx_k3J9")]
     pub hint: String,
+    #[sqlx(try_from = "&'a str")]
     pub role: Role,
+    #[sqlx(try_from = "String")]
     #[schema(value_type = http_kit::openapi::TenantName)]
     pub tenant: Tenant,
     pub created_at: DateTime<Utc>,

@@ -1,11 +1,12 @@
 //! The operator API: the log, its consumers, parked messages, dead letters and replays.
 //!
-//! This module owns no table; it reads and changes the tables of the library. Operators use it over HTTP ([`http`]) or on the
-//! command line. Both share the views; both change something only through [`flow`], but read lists from
-//! the library directly. It never does a consumer's work: it records what the operator
+//! This module owns no table; it reads and changes the tables of the library. Operators use it over HTTP ([`http`]); the commands
+//! `status` and `recover`, which also work while no server runs, use it directly. Changes go through [`flow`]; lists are read
+//! from the library. It never does a consumer's work: it records what the operator
 //! wants (a parked message is due, a dead letter is parked again, a replay is requested), and the shard worker that owns the
 //! shard does it.
 
+mod consumers;
 mod filters;
 pub mod flow;
 pub(crate) mod http;
@@ -16,27 +17,13 @@ use http_kit::problem::{FieldError, Problem};
 use pillarbox::log::{AggregateId, Message};
 use pillarbox::operations::dead_letters::DeadLetter;
 use pillarbox::operations::parked::ParkedMessage;
-use pillarbox::operations::status::{self, ConsumerStatus, MessageStatus};
+use pillarbox::operations::status::MessageStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sqlx::PgExecutor;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// A consumer with a larger lag is behind. The alert in the runbook uses the same number.
-pub const BEHIND_SECONDS: f64 = 60.0;
-
-/// The kind of `hub.fanout`, which has a process of its own. For the log it is a handler.
-const FAN_OUT_KIND: &str = "fan-out";
-
-/// Returns the status of every consumer as operators see it.
-pub async fn consumers(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<ConsumerStatus>> {
-    let mut consumers = status::consumers(db).await?;
-    for fan_out in consumers.iter_mut().filter(|status| status.consumer == hub::FAN_OUT) {
-        fan_out.kind = FAN_OUT_KIND.to_owned();
-    }
-    Ok(consumers)
-}
+pub use consumers::{BEHIND_SECONDS, ConsumerState, ConsumerView, consumers, consumers_with_state};
 
 /// A message of the log. Lists omit its headers and its payload.
 #[derive(Debug, Serialize, ToSchema)]
@@ -136,18 +123,6 @@ impl MessageView {
             payload: None,
         }
     }
-
-    pub fn topic(&self) -> &str {
-        &self.topic
-    }
-
-    pub fn key(&self) -> Option<&str> {
-        self.key.as_deref()
-    }
-
-    pub fn event_id(&self) -> EventId {
-        self.event_id
-    }
 }
 
 impl From<ParkedMessage> for ParkedView {
@@ -213,6 +188,22 @@ pub enum Error {
          settings, then drop it"
     )]
     ConsumerInUse(String),
+    #[error("there is no consumer {0}; `pillarbox cursors` lists the consumers")]
+    NoSuchConsumer(String),
+    #[error(
+        "consumer {0} is in use: stop its processes, or start them without it, so that neither position changes during the move"
+    )]
+    PositionInUse(String),
+    #[error(
+        "{consumer} has not processed the last {} of the log and would skip {}",
+        counted(*.unread, "message", "messages"),
+        if *.unread == 1 { "it" } else { "them" }
+    )]
+    WouldSkip { consumer: String, unread: i64 },
+    #[error(transparent)]
+    CannotTakeOver(#[from] CannotTakeOver),
+    #[error("must not be combined with `like`")]
+    FromAndLike,
     #[error("nothing is parked under this place number (any more); `pillarbox parked list` shows the parked messages")]
     NotParked,
     #[error("an earlier message of the same key is parked at place {0}; retry or discard that one first")]
@@ -239,13 +230,47 @@ pub enum Error {
     Database(#[from] sqlx::Error),
 }
 
+/// A count with its noun.
+fn counted(count: i64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// Why a consumer cannot continue exactly where another one has stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum CannotTakeOver {
+    #[error(
+        "{} parked, which {other} has passed without having processed them, so they would be lost; retry or discard them first",
+        counted(*.count, &format!("message of {other} is"), &format!("messages of {other} are"))
+    )]
+    OtherHasParked { other: String, count: i64 },
+    #[error(
+        "{other} has lapsed, or has yet to finish a replay, so its position does not tell what it has processed; start it until \
+         `pillarbox cursors` shows that it keeps up"
+    )]
+    OtherIsIncomplete { other: String },
+    #[error(
+        "{} for {consumer} and not for {other}, and {consumer} has not read what it would skip; start {consumer} until it has \
+         read it",
+        counted(*.count, "message is", "messages are")
+    )]
+    WouldSkip { consumer: String, other: String, count: i64 },
+    #[error(
+        "{consumer} has read {} that {other} has not, so both or neither would process them; start {other} until it has read them",
+        counted(*.count, "message", "messages")
+    )]
+    IsAhead { consumer: String, other: String, count: i64 },
+}
+
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let field = |pointer: &str| Problem::validation(vec![FieldError::body(pointer, &error)]);
         match &error {
             Error::NoMessage => Problem::not_found("message-not-found", &error),
-            Error::NoConsumer => Problem::not_found("consumer-not-found", &error),
-            Error::ConsumerInUse(_) => Problem::conflict("consumer-in-use", &error),
+            Error::NoConsumer | Error::NoSuchConsumer(_) => Problem::not_found("consumer-not-found", &error),
+            Error::CannotTakeOver(_) => Problem::conflict("cannot-take-over", &error),
+            Error::WouldSkip { .. } => Problem::conflict("would-skip", &error),
+            Error::FromAndLike => field("/from"),
+            Error::ConsumerInUse(_) | Error::PositionInUse(_) => Problem::conflict("consumer-in-use", &error),
             Error::NotParked => Problem::not_found("parked-not-found", &error),
             Error::ParkedBehind(_) => Problem::conflict("parked-behind", &error),
             Error::NoDeadLetter => Problem::not_found("dead-letter-not-found", &error),

@@ -18,13 +18,15 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// A portal token without its secret part.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, ToSchema, sqlx::FromRow)]
 pub struct PortalToken {
     pub id: Uuid,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    #[sqlx(try_from = "String")]
     #[schema(value_type = http_kit::openapi::TenantName)]
     pub tenant: Tenant,
+    #[sqlx(try_from = "&'a str")]
     pub access: PortalAccess,
     pub created_at: DateTime<Utc>,
     pub expires_at: DateTime<Utc>,

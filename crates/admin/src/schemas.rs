@@ -27,6 +27,7 @@ pub struct ReadinessCheck {
 
 #[derive(Serialize, ToSchema)]
 pub(crate) struct ConsumerStatus {
+    state: crate::operator::ConsumerState,
     #[schema(example = "relay.default")]
     consumer: String,
     /// `relay` publishes to the broker, `handler` acts in this database.

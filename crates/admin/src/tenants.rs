@@ -23,14 +23,16 @@ const DISPLAY_NAME_CHARS_MAX: usize = 100;
 const METADATA_BYTES_MAX: usize = 8_192;
 
 /// A tenant as the API shows it.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema, sqlx::FromRow)]
 #[schema(as = TenantDetails)]
 pub struct TenantRecord {
+    #[sqlx(try_from = "String")]
     #[schema(value_type = http_kit::openapi::TenantName)]
     pub name: Tenant,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
     /// What the operator wants to know about the tenant.
+    #[sqlx(json)]
     pub metadata: BTreeMap<String, String>,
     /// Subscribers. Absent: `hub.subscribers_max` applies.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -155,10 +157,10 @@ fn check_metadata(
 ) -> Result<BTreeMap<String, String>, http_kit::field::FieldErrors> {
     let is_plain = |text: &str| !text.chars().any(char::is_control);
     let bytes: usize = metadata.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
-    match bytes <= METADATA_BYTES_MAX && metadata.iter().all(|(name, value)| is_plain(name) && is_plain(value)) {
-        true => Ok(metadata),
-        false => Err(error(format!(
-            "must be an object with texts as values, without control characters and of at most {METADATA_BYTES_MAX} bytes"
-        ))),
+    if bytes <= METADATA_BYTES_MAX && metadata.iter().all(|(name, value)| is_plain(name) && is_plain(value)) {
+        return Ok(metadata);
     }
+    Err(error(format!(
+        "must be an object with texts as values, without control characters and of at most {METADATA_BYTES_MAX} bytes"
+    )))
 }

@@ -78,9 +78,14 @@ impl From<ApiError> for Failure {
 impl Api {
     /// Fails if the certificates of `SSL_CERT_FILE` cannot be read.
     pub fn new(base: &str, bearer: Secret<String>) -> Result<Api, Failure> {
-        let connector = Connector::new().map_err(Failure::Other)?;
+        let connector = Connector::new()?;
         let http = HttpClient::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIME_MAX).build(connector);
         Ok(Api { http, base: base.trim_end_matches('/').to_owned(), bearer, tenant: None })
+    }
+
+    /// The address of the server.
+    pub fn base(&self) -> &str {
+        &self.base
     }
 
     /// Acts for this tenant. The API key decides whether it may.
@@ -148,18 +153,17 @@ impl Api {
             ))
         };
         let answer = tokio::time::timeout(time_max, async {
-            let answer = self.http.request(request).await.map_err(|error| cause_of(&error))?;
+            let answer = self.http.request(request).await.map_err(|error| unreachable(cause_of(&error)))?;
             let status = answer.status();
-            let body =
-                Limited::new(answer.into_body(), BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
-            Ok::<_, String>((status, body.to_bytes()))
+            let body = Limited::new(answer.into_body(), BYTES_MAX).collect().await;
+            Ok((status, body.map_err(|error| unreachable(error.to_string()))?.to_bytes()))
         });
-        let answered = answer.await.map_err(|_| unreachable(format!("no response within {} s", time_max.as_secs())))?;
-        let (status, body) = answered.map_err(unreachable)?;
-        match status.is_success() {
-            true => Ok(body),
-            false => Err(ApiError::Refused(status, problem_text(&String::from_utf8_lossy(&body)))),
+        let (status, body) =
+            answer.await.map_err(|_| unreachable(format!("no response within {} s", time_max.as_secs())))??;
+        if status.is_success() {
+            return Ok(body);
         }
+        Err(ApiError::Refused(status, problem_text(&String::from_utf8_lossy(&body))))
     }
 
     fn request(

@@ -8,7 +8,7 @@ pub fn uuid(text: &str) -> Result<Uuid, &'static str> {
 }
 
 /// Fails with the accepted form.
-pub fn name_and_value(text: &str) -> Result<(String, String), String> {
+pub fn name_and_value(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once('=').ok_or("must be NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }

@@ -30,7 +30,7 @@ pub enum Command {
         /// The address of the server, such as http://127.0.0.1:8080
         #[arg(long, value_name = "URL", value_parser = server_address)]
         server: Option<String>,
-        /// The file that contains the API key; nobody else may read it
+        /// The file that contains the API key; only its owner may read it
         #[arg(long, value_name = "FILE")]
         api_key_file: Option<PathBuf>,
     },
@@ -208,16 +208,16 @@ fn show(given: &GivenOptions, file: &ContextsFile) -> Result<(), Failure> {
     Ok(())
 }
 
-fn context_name(text: &str) -> Result<String, String> {
+fn context_name(text: &str) -> Result<String, &'static str> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
     if is_plain && (1..=64).contains(&text.len()) && !text.starts_with('-') {
         return Ok(text.to_owned());
     }
-    Err("must have 1 to 64 characters of A-Z, a-z, 0-9, _ and -".to_owned())
+    Err("must have 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
 }
 
 /// Accepts the address of a server without a user, a path or a query: a password must not get into the file.
-fn server_address(text: &str) -> Result<String, String> {
+fn server_address(text: &str) -> Result<String, &'static str> {
     let is_valid = text.parse::<Uri>().is_ok_and(|uri| {
         matches!(uri.scheme_str(), Some("http" | "https"))
             && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
@@ -227,7 +227,7 @@ fn server_address(text: &str) -> Result<String, String> {
     if is_valid {
         return Ok(text.trim_end_matches('/').to_owned());
     }
-    Err("must be an address such as http://127.0.0.1:8080, without a user, a password or a path".to_owned())
+    Err("must be an address such as http://127.0.0.1:8080, without a user, a password or a path")
 }
 
 #[cfg(test)]

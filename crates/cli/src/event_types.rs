@@ -82,10 +82,12 @@ async fn list(api: &Api, json: bool) -> Result<(), Failure> {
     }
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let row = |event_type: &Value| {
-        let state = match (event_type["deprecated"] == true, event_type["enforce"] == true) {
-            (true, _) => "deprecated",
-            (false, true) => "enforced",
-            (false, false) => "not enforced",
+        let state = if event_type["deprecated"] == true {
+            "deprecated"
+        } else if event_type["enforce"] == true {
+            "enforced"
+        } else {
+            "not enforced"
         };
         let [name, version] = ["name", "version"].map(|field| text(&event_type[field]));
         [name, version, state.to_owned(), table::shorten(&text(&event_type["description"]))]
@@ -114,9 +116,10 @@ async fn import(api: &Api, args: &Import) -> Result<(), Failure> {
 
 fn read(file: &Path) -> Result<String, Failure> {
     let mut text = String::new();
-    let read = match file == Path::new(STANDARD_INPUT) {
-        true => std::io::stdin().read_to_string(&mut text).map(drop),
-        false => std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text)).map(drop),
+    let read = if file == Path::new(STANDARD_INPUT) {
+        std::io::stdin().read_to_string(&mut text).map(drop)
+    } else {
+        std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text)).map(drop)
     };
     read.map_err(|error| Failure::Other(format!("cannot read {}: {error}", file.display())))?;
     Ok(text)

@@ -1,6 +1,7 @@
 //! Connections of commands to a server, with or without TLS.
 
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,13 +15,26 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, crypto};
 use tower::Service;
 
 /// A PEM file with certificates of authorities that are trusted in addition to the public ones, as other programs use it.
 const ROOTS_VARIABLE: &str = "SSL_CERT_FILE";
+
+/// Why the trusted certificates cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{ROOTS_VARIABLE} must name a PEM file with certificates; {} cannot be read as one: {cause}", file.display())]
+    InvalidFile { file: PathBuf, cause: pem::Error },
+    #[error("{ROOTS_VARIABLE} must name a PEM file with certificates, and {} has none", .0.display())]
+    WithoutCertificate(PathBuf),
+    #[error("{ROOTS_VARIABLE} has an invalid certificate: {0}")]
+    InvalidCertificate(rustls::Error),
+    #[error("TLS cannot be used: {0}")]
+    Unusable(rustls::Error),
+}
 
 /// Connects to the host of an address: with TLS if its scheme is `https`.
 #[derive(Clone)]
@@ -31,14 +45,14 @@ pub(crate) struct Connector {
 
 impl Connector {
     /// Fails if `SSL_CERT_FILE` names a file without certificates.
-    pub(crate) fn new() -> Result<Connector, String> {
+    pub(crate) fn new() -> Result<Connector, TlsError> {
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         for certificate in extra_roots()? {
-            roots.add(certificate).map_err(|error| format!("{ROOTS_VARIABLE} has an invalid certificate: {error}"))?;
+            roots.add(certificate).map_err(TlsError::InvalidCertificate)?;
         }
         let provider = Arc::new(crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.map_err(|error| format!("TLS cannot be used: {error}"))?;
+        let config = config.map_err(TlsError::Unusable)?;
         let tls = TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth()));
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -47,14 +61,15 @@ impl Connector {
 }
 
 /// The certificates of `SSL_CERT_FILE`; none if it is not set.
-pub(crate) fn extra_roots() -> Result<Vec<CertificateDer<'static>>, String> {
+pub(crate) fn extra_roots() -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let Some(file) = std::env::var_os(ROOTS_VARIABLE).filter(|file| !file.is_empty()) else { return Ok(Vec::new()) };
-    let invalid = |error: &dyn std::fmt::Display| {
-        format!("{ROOTS_VARIABLE} must name a PEM file with certificates, and {} is none: {error}", file.display())
-    };
-    let certificates = CertificateDer::pem_file_iter(&file).map_err(|error| invalid(&error))?;
-    let found = certificates.collect::<Result<Vec<_>, _>>().map_err(|error| invalid(&error))?;
-    if found.is_empty() { Err(invalid(&"it has no certificate")) } else { Ok(found) }
+    let file = PathBuf::from(file);
+    let certificates = CertificateDer::pem_file_iter(&file).and_then(|found| found.collect::<Result<Vec<_>, _>>());
+    match certificates {
+        Ok(found) if found.is_empty() => Err(TlsError::WithoutCertificate(file)),
+        Ok(found) => Ok(found),
+        Err(cause) => Err(TlsError::InvalidFile { file, cause }),
+    }
 }
 
 impl Service<Uri> for Connector {

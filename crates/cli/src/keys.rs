@@ -27,10 +27,12 @@ pub async fn list(api: &Api, tenant: Option<&Tenant>, json: bool) -> Result<(), 
 
 fn row(key: &Value, now: DateTime<Utc>) -> [String; 7] {
     let expires_at: Option<DateTime<Utc>> = key["expires_at"].as_str().and_then(|text| text.parse().ok());
-    let state = match () {
-        () if !key["revoked_at"].is_null() => "revoked",
-        () if expires_at.is_some_and(|at| at <= now) => "expired",
-        () => "valid",
+    let state = if !key["revoked_at"].is_null() {
+        "revoked"
+    } else if expires_at.is_some_and(|at| at <= now) {
+        "expired"
+    } else {
+        "valid"
     };
     let text = |field| pages::text(key, field);
     let created = pages::time(key, "created_at");

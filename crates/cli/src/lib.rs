@@ -14,7 +14,10 @@
 
 pub mod api;
 pub mod arguments;
+mod consumers;
 pub mod contexts;
+pub mod cursors;
+pub mod dead_letters;
 pub mod deliveries;
 pub mod emails;
 pub mod event_types;
@@ -24,10 +27,13 @@ pub mod keys;
 pub mod listen;
 pub mod notifications;
 pub mod pages;
+pub mod parked;
+pub mod replays;
 pub mod send;
 pub mod streams;
 pub mod subscribers;
 pub mod table;
+pub mod tail;
 pub mod tenants;
 pub mod time;
 pub mod webhook_dead_letters;

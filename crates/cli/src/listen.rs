@@ -170,7 +170,7 @@ pub async fn listen(listen: Listen) -> Result<(), Failure> {
 fn client_for_any_server() -> Result<Client, Failure> {
     let anywhere = ["0.0.0.0/0", "::/0"].into_iter().filter_map(|network| network.parse::<IpNet>().ok());
     let allowed_networks = AllowedNetworks::new(anywhere);
-    let extra_roots = extra_roots().map_err(Failure::Other)?;
+    let extra_roots = extra_roots()?;
     let settings = ClientSettings { allowed_networks, extra_roots, ..ClientSettings::default() };
     Client::new(settings).map_err(Failure::Other)
 }

@@ -33,19 +33,17 @@ pub async fn print<const N: usize>(
     list: &ListArgs,
     columns: Columns<N>,
 ) -> Result<(), Failure> {
-    let filters: String = query
-        .iter()
-        .filter_map(|(name, value)| value.as_ref().map(|value| format!("&{name}={}", encoded(value))))
-        .collect();
+    let filters = filters(query);
     let (mut rows, mut printed, mut cursor) = (Vec::new(), 0, String::new());
     while printed < list.limit {
         let limit = PAGE.min(list.limit - printed);
         let page = api.get(&format!("{path}?limit={limit}{filters}{cursor}")).await?;
         for item in page["items"].as_array().into_iter().flatten() {
             printed += 1;
-            match list.json {
-                true => table::print_json(item)?,
-                false => rows.push((columns.row)(item)),
+            if list.json {
+                table::print_json(item)?;
+            } else {
+                rows.push((columns.row)(item));
             }
         }
         match page["next_cursor"].as_str() {
@@ -53,10 +51,33 @@ pub async fn print<const N: usize>(
             None => break,
         }
     }
-    match list.json {
-        true => Ok(()),
-        false => Ok(table::print(columns.heads, &rows)?),
+    if list.json { Ok(()) } else { Ok(table::print(columns.heads, &rows)?) }
+}
+
+/// As [`print`], for a list that is printed as a whole. `if_empty` replaces a table without rows.
+pub(crate) async fn print_all<const N: usize>(
+    api: &Api,
+    path: &str,
+    query: &[(&str, Option<String>)],
+    json: bool,
+    columns: Columns<N>,
+    if_empty: &str,
+) -> Result<(), Failure> {
+    let items = all(api, path, &filters(query)).await?;
+    if json {
+        return Ok(items.iter().try_for_each(table::print_json)?);
     }
+    if items.is_empty() {
+        return Ok(table::print_line(if_empty)?);
+    }
+    let rows: Vec<_> = items.iter().map(columns.row).collect();
+    Ok(table::print(columns.heads, &rows)?)
+}
+
+/// The given filters as parameters of a query that follow others.
+fn filters(query: &[(&str, Option<String>)]) -> String {
+    let given = query.iter().filter_map(|(name, value)| value.as_ref().map(|value| (name, value)));
+    given.map(|(name, value)| format!("&{name}={}", encoded(value))).collect()
 }
 
 /// All items of a list. `query` has the filters, such as `&q=text`.

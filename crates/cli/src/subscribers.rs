@@ -175,11 +175,14 @@ fn body_of(create: Create) -> Value {
 }
 
 fn row(item: &Value) -> [String; 5] {
-    let state = match () {
-        () if item["is_active"] == false => "off",
-        () if !item["paused_at"].is_null() => "paused",
-        () if !item["unverified_since"].is_null() => "unverified",
-        () => "active",
+    let state = if item["is_active"] == false {
+        "off"
+    } else if !item["paused_at"].is_null() {
+        "paused"
+    } else if !item["unverified_since"].is_null() {
+        "unverified"
+    } else {
+        "active"
     };
     let types = item["event_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let types = table::shorten(&types.collect::<Vec<_>>().join(", "));

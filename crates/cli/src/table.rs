@@ -9,16 +9,21 @@ use std::io::Write;
 
 use serde::Serialize;
 
+struct Column {
+    width: usize,
+    is_number: bool,
+}
+
 /// Prints a table. Columns of numbers are right-aligned; the last column is not padded.
 pub fn print<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> std::io::Result<()> {
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).chain([heads[at].len()]).max().unwrap_or(0);
     let is_number = |at: usize| !rows.is_empty() && rows.iter().all(|row| row[at].parse::<f64>().is_ok());
-    let columns: Vec<(usize, bool)> = (0..N).map(|at| (width(at), is_number(at))).collect();
+    let columns: Vec<Column> = (0..N).map(|at| Column { width: width(at), is_number: is_number(at) }).collect();
     let mut out = std::io::stdout().lock();
     for row in std::iter::once(&heads.map(str::to_owned)).chain(rows) {
-        let cell = |(text, (width, is_number)): (&String, &(usize, bool))| match (one_line(text), is_number) {
-            (text, true) => format!("{text:>width$}"),
-            (text, false) => format!("{text:width$}"),
+        let cell = |(text, column): (&String, &Column)| {
+            let (text, width) = (one_line(text), column.width);
+            if column.is_number { format!("{text:>width$}") } else { format!("{text:width$}") }
         };
         let line = row.iter().zip(&columns).map(cell).collect::<Vec<_>>().join("  ");
         writeln!(out, "{}", printable(line.trim_end()))?;
@@ -59,14 +64,13 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
     let mut escaped = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match acts(c) {
-            // A String accepts everything. JSON has two escapes for a character above U+FFFF.
-            true => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    write!(escaped, "\\u{unit:04x}").unwrap_or_default();
-                }
-            }
-            false => escaped.push(c),
+        if !acts(c) {
+            escaped.push(c);
+            continue;
+        }
+        // A String accepts everything. JSON has two escapes for a character above U+FFFF.
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            write!(escaped, "\\u{unit:04x}").unwrap_or_default();
         }
     }
     Cow::Owned(escaped)

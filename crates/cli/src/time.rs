@@ -4,18 +4,18 @@ use chrono::{DateTime, TimeDelta, Utc};
 use runtime::duration;
 
 /// Parses an RFC 3339 time, or a duration before now. Fails with the accepted formats.
-pub fn parse(text: &str) -> Result<DateTime<Utc>, String> {
+pub fn parse(text: &str) -> Result<DateTime<Utc>, &'static str> {
     parse_relative_to(text, Utc::now())
 }
 
-fn parse_relative_to(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, String> {
+fn parse_relative_to(text: &str, now: DateTime<Utc>) -> Result<DateTime<Utc>, &'static str> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }
     let duration = duration::parse(text).and_then(|duration| TimeDelta::from_std(duration).ok());
-    duration.and_then(|duration| now.checked_sub_signed(duration)).ok_or_else(|| {
-        "must be a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d".to_owned()
-    })
+    duration
+        .and_then(|duration| now.checked_sub_signed(duration))
+        .ok_or("must be a time such as 2026-01-31T08:00:00Z, or a duration before now such as 30m, 2h or 7d")
 }
 
 #[cfg(test)]

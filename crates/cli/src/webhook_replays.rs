@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::Failure;
-use crate::api::{Api, ServerArgs};
+use crate::api::Api;
 use crate::table::{self, print_line, print_note, printable};
 use crate::time;
 
@@ -33,8 +33,6 @@ pub struct WebhookReplays {
     /// The tenant
     #[arg(long, global = true, value_name = "NAME", default_value = "main")]
     pub tenant: Tenant,
-    #[command(flatten)]
-    pub server: ServerArgs,
 }
 
 #[derive(Subcommand)]
@@ -129,10 +127,7 @@ async fn replay(api: &Api, tenant: &Tenant, args: &ReplayArgs) -> Result<(), Fai
     }
     let id: Uuid = created["id"].as_str().and_then(|id| id.parse().ok()).unwrap_or_default();
     print_line(&format!("Replay {id} is created."))?;
-    match args.no_wait {
-        true => Ok(()),
-        false => watch(api, tenant, id).await,
-    }
+    if args.no_wait { Ok(()) } else { watch(api, tenant, id).await }
 }
 
 async fn change(api: &Api, id: Uuid, action: &str, effect: &str) -> Result<(), Failure> {
@@ -163,7 +158,7 @@ async fn list(api: &Api, json: bool) -> Result<(), Failure> {
 }
 
 /// Shows the progress until the replay has ended and its messages have their outcome. The replay continues if this command is
-/// interrupted. Fails if the replay fails, or is canceled meanwhile.
+/// interrupted. Fails if the replay fails, or is canceled before its end.
 async fn watch(api: &Api, tenant: &Tenant, id: Uuid) -> Result<(), Failure> {
     // A bar for a person, lines for a log.
     let (is_terminal, mut printed) = (std::io::stderr().is_terminal(), String::new());

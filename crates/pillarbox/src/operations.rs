@@ -11,3 +11,4 @@ pub mod recovery;
 pub mod replays;
 pub mod retention_hold;
 pub mod status;
+pub mod tail;

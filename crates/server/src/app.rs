@@ -124,7 +124,7 @@ pub async fn start(
         relay::register_first_routes(&pools.workers, &settings.relay, for_services).await?;
     }
     // The last step that can fail: it may create the first admin key, which is lost unless the caller can show it.
-    let first_admin_key = claim_installation(&pools.workers, master_keys, settings.admin_key.is_some()).await?;
+    let installation = claim_installation(&pools.workers, master_keys, settings.admin_key.is_some()).await?;
 
     tokio::spawn(pools.clone().warm_up(settings.pool_min));
     let stop = CancellationToken::new();
@@ -143,12 +143,13 @@ pub async fn start(
     workers.start_lag_measurement(pools.workers.clone());
 
     let authenticator = authenticator(settings, services, &context, &admin);
-    let state = ServerState::new(&health, metrics, move || api_description(services));
+    let state = ServerState::new(&health, installation.id, metrics, move || api_description(services));
     let api = api::router(settings, state, admin, built, authenticator);
     let router = web::finish(api, settings.request_limits(), &health);
     let server = TaskTracker::new();
     server.spawn(serve::serve(listener, router, settings.serve_limits(), settings.proxies(), stop.clone()));
     let service_tasks = context.tasks().clone();
+    let first_admin_key = installation.first_admin_key;
     Ok(Running { address, first_admin_key, stop, server, workers, runtime, service_tasks, pools, checks })
 }
 

@@ -100,21 +100,25 @@ impl Check {
         let time_max = self.server.time_max();
         match deadline::within(time_max, self.server.ping()).await {
             Ok(Ok(())) => self.probe.up(),
-            Ok(Err(error)) => self.probe.down(&error),
+            Ok(Err(error)) => self.probe.down(&error.to_string()),
             Err(_) => self.probe.down(&format!("no response within {} s", time_max.as_secs())),
         }
     }
 }
 
+/// Why a server does not respond as it should.
+type PingError = Box<dyn std::error::Error + Send + Sync>;
+
 impl Server {
-    async fn ping(&self) -> Result<(), String> {
+    async fn ping(&self) -> Result<(), PingError> {
         match self {
-            Server::Postgres(db) => database::ping(db).await.map_err(|error| error.to_string()),
-            Server::Pooler(db) => pooler::ping(db).await,
-            Server::RabbitMq(broker) => broker.check().await.map_err(|error| error.to_string()),
-            Server::Redis(redis) => redis.ping().await.map_err(|error| error.to_string()),
-            Server::Smtp(smtp) => smtp.ping().await.map_err(|error| error.to_string()),
+            Server::Postgres(db) => database::ping(db).await?,
+            Server::Pooler(db) => pooler::ping(db).await?,
+            Server::RabbitMq(broker) => broker.check().await?,
+            Server::Redis(redis) => redis.ping().await?,
+            Server::Smtp(smtp) => smtp.ping().await?,
         }
+        Ok(())
     }
 
     /// The minimum time between two checks. A mail server logs every check as a session, so it is checked rarely.

@@ -8,34 +8,28 @@
 
 mod access;
 mod aliases;
-mod consumers;
 mod credentials;
-mod cursors;
-mod dead_letters;
 mod demo;
 mod dispatch;
 mod installation;
 mod load;
 mod manual;
 mod migrate;
+mod one_installation;
 mod options;
 mod parity;
-mod parked;
 mod readyz;
 mod reconcile;
-mod replay;
-mod rows;
+mod recover;
 mod secret_flags;
 mod serve;
 mod status;
-mod tail;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use admin::{keys, operator};
-use chrono::{DateTime, Utc};
 use clap::{Args, Parser, Subcommand};
 use cli::api::ServerArgs;
 use cli::arguments::{name_and_value, uuid};
@@ -174,37 +168,22 @@ enum Command {
     /// List, show, seek and delete the streams of a tenant
     Streams(cli::streams::Streams),
     /// Print the messages of the log as lines of JSON, and follow the log
-    Tail {
-        /// Start with the oldest message of the log instead of the next one
-        #[arg(long)]
-        from_beginning: bool,
-        /// Start with what was posted since: RFC 3339, or a duration before now (30m, 2h, 7d)
-        #[arg(long, value_name = "TIME", value_parser = cli::time::parse, conflicts_with = "from_beginning")]
-        from: Option<DateTime<Utc>>,
-        /// Stop after the newest message instead of waiting for the next one
-        #[arg(long)]
-        once: bool,
-        /// Only this topic and the topics below it
-        #[arg(long, value_name = "NAME")]
-        topic: Option<String>,
-    },
+    Tail(cli::tail::Tail),
     /// List, reset or drop the consumers of the log
-    Cursors(cursors::Cursors),
+    Cursors(cli::cursors::Cursors),
     /// List, retry or discard parked messages, which failed and wait for their retry
-    #[command(subcommand)]
-    Parked(parked::Command),
+    Parked(cli::parked::Parked),
     /// List, retry or discard dead letters, which were given up after their retries
-    #[command(subcommand)]
-    DeadLetters(dead_letters::Command),
+    DeadLetters(cli::dead_letters::DeadLetters),
     /// List and show e-mails, and retry those that were given up
     #[command(name = "mail")]
     Emails(cli::emails::Emails),
     /// Deliver notifications again that were given up
     Notifications(cli::notifications::Notifications),
     /// Make a consumer read a time range again, or send webhooks again (`replay webhooks`); list or cancel replays
-    Replay(replay::Replay),
+    Replay(cli::replays::Replay),
     /// Resume the consumers after the database was restored or copied
-    Recover(replay::RecoverArgs),
+    Recover(recover::RecoverArgs),
     /// Compare, event by event, what the new and the legacy exchange of dual publish have received
     Parity(parity::Parity),
     /// Compare the counts of events with the registrations themselves, and repair differences
@@ -337,24 +316,32 @@ impl Cli {
     }
 }
 
-fn token_lifetime(text: &str) -> Result<Duration, String> {
+/// A duration in an option.
+#[derive(Debug, thiserror::Error)]
+enum InvalidDuration {
+    #[error("{0}")]
+    Malformed(String),
+    #[error("must be from 1 s to {hours_max} h")]
+    OutOfRange { hours_max: u64 },
+}
+
+fn token_lifetime(text: &str) -> Result<Duration, InvalidDuration> {
     seconds(text, 86_400)
 }
 
 /// Parses a duration, or a number of seconds. Fails with the accepted values if it is 0 or longer than `max` seconds.
-fn seconds(text: &str, max: u64) -> Result<Duration, String> {
-    match duration::in_unit(text, Unit::Second)? {
-        seconds if (1..=max).contains(&seconds) => Ok(Duration::from_secs(seconds)),
-        _ => Err(format!("must be from 1 s to {} h", max / 3_600)),
+fn seconds(text: &str, max: u64) -> Result<Duration, InvalidDuration> {
+    let seconds =
+        duration::in_unit(text, Unit::Second).map_err(|error| InvalidDuration::Malformed(error.to_string()))?;
+    if (1..=max).contains(&seconds) {
+        Ok(Duration::from_secs(seconds))
+    } else {
+        Err(InvalidDuration::OutOfRange { hours_max: max / 3_600 })
     }
 }
 
-fn admin_role(text: &str) -> Result<Role, String> {
-    if text == "admin" {
-        Ok(Role::Admin)
-    } else {
-        Err("must be admin; without --role, the token has no role".to_owned())
-    }
+fn admin_role(text: &str) -> Result<Role, &'static str> {
+    if text == "admin" { Ok(Role::Admin) } else { Err("must be admin; without --role, the token has no role") }
 }
 
 #[cfg(test)]

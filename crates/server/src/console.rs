@@ -143,10 +143,10 @@ async fn file(
 /// The file of this name, or 304 if the client has it already. None: there is no such file.
 fn respond(console: &Console, name: &str, request: &HeaderMap) -> Option<Response> {
     let (variant, headers) = console.files.find(name)?.variant(request);
-    Some(match is_current(request, &variant.etag) {
-        true => (StatusCode::NOT_MODIFIED, headers).into_response(),
-        false => (headers, Extension(SharedBody), variant.bytes.clone()).into_response(),
-    })
+    if is_current(request, &variant.etag) {
+        return Some((StatusCode::NOT_MODIFIED, headers).into_response());
+    }
+    Some((headers, Extension(SharedBody), variant.bytes.clone()).into_response())
 }
 
 #[cfg(test)]

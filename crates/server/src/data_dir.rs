@@ -23,7 +23,7 @@ pub enum DataDirError {
     #[error("data folder {0} is in use by {1}; stop it, or choose another with --data-dir")]
     InUse(PathBuf, String),
     #[error(
-        "data folder {0} must belong to the user that runs pillarbox, and nobody else may write into it; \
+        "data folder {0} must belong to the user that runs pillarbox, and no other user may write into it; \
          choose another with --data-dir"
     )]
     NotOurs(PathBuf),
@@ -111,7 +111,7 @@ impl DataDir {
         self.0.join(SECRET_KEY)
     }
 
-    /// Creates the secret key, and the folder if necessary. Returns the key of another process that has created one meanwhile.
+    /// Creates the secret key, and the folder if necessary. Returns the key of another process that has created one first.
     pub fn new_secret_key(&self) -> Result<MasterKey, DataDirError> {
         self.create()?;
         let key = MasterKey::generate();

@@ -229,10 +229,12 @@ fn account() -> Result<Option<Account>, EmbeddedError> {
 fn check_reachable(data_dir: &Path, account: &Account) -> Result<(), EmbeddedError> {
     for folder in data_dir.ancestors() {
         let metadata = fs::metadata(folder).map_err(|error| EmbeddedError::Io(folder.to_owned(), error))?;
-        let passable = match () {
-            () if metadata.uid() == account.uid.as_raw() => 0o100,
-            () if metadata.gid() == account.gid.as_raw() => 0o010,
-            () => 0o001,
+        let passable = if metadata.uid() == account.uid.as_raw() {
+            0o100
+        } else if metadata.gid() == account.gid.as_raw() {
+            0o010
+        } else {
+            0o001
         };
         if metadata.mode() & passable == 0 {
             return Err(EmbeddedError::Unreachable { user: account.name.clone(), folder: folder.to_owned() });

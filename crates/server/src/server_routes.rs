@@ -21,11 +21,13 @@ use utoipa::ToSchema;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use uuid::Uuid;
 
 /// What these routes show.
 #[derive(Clone)]
 pub(crate) struct ServerState {
     health: Health,
+    installation: Uuid,
     metrics: PrometheusHandle,
     /// The OpenAPI description as JSON; rendered once.
     description: Arc<LazyLock<Bytes, Box<dyn FnOnce() -> Bytes + Send>>>,
@@ -34,13 +36,14 @@ pub(crate) struct ServerState {
 impl ServerState {
     pub(crate) fn new(
         health: &Health,
+        installation: Uuid,
         metrics: PrometheusHandle,
         describe: impl FnOnce() -> OpenApi + Send + 'static,
     ) -> ServerState {
         // A description always serializes: it consists of strings, lists and maps with strings as keys.
         let render = || Bytes::from(describe().to_json().unwrap_or_default());
         let description = Arc::new(LazyLock::new(Box::new(render) as Box<dyn FnOnce() -> Bytes + Send>));
-        ServerState { health: health.clone(), metrics, description }
+        ServerState { health: health.clone(), installation, metrics, description }
     }
 }
 
@@ -61,6 +64,9 @@ struct Alive {
     #[schema(example = "alive")]
     status: &'static str,
     version: &'static str,
+    /// The id of the installation, which its database has. It is random and grants nothing; commands compare it with that of a
+    /// database.
+    installation: Uuid,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -84,8 +90,8 @@ pub(crate) struct Report {
 
 /// Check that the process is alive
 #[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "server", responses((status = 200, body = Alive)))]
-async fn healthz() -> Json<Alive> {
-    Json(Alive { status: "alive", version: env!("CARGO_PKG_VERSION") })
+async fn healthz(State(server): State<ServerState>) -> Json<Alive> {
+    Json(Alive { status: "alive", version: env!("CARGO_PKG_VERSION"), installation: server.installation })
 }
 
 /// Check that the process can serve requests, and list its dependencies
@@ -94,10 +100,12 @@ async fn healthz() -> Json<Alive> {
     (status = 503, body = Report, description = "The process cannot serve requests: a required dependency is down")))]
 async fn readyz(State(server): State<ServerState>) -> (StatusCode, Json<Report>) {
     let checks = server.health.report();
-    let status = match () {
-        () if checks.iter().any(|check| check.required && !check.up) => Readiness::Unready,
-        () if checks.iter().any(|check| !check.up) => Readiness::Degraded,
-        () => Readiness::Ready,
+    let status = if checks.iter().any(|check| check.required && !check.up) {
+        Readiness::Unready
+    } else if checks.iter().any(|check| !check.up) {
+        Readiness::Degraded
+    } else {
+        Readiness::Ready
     };
     let code = if status == Readiness::Unready { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     (code, Json(Report { status, checks }))

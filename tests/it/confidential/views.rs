@@ -71,7 +71,7 @@ async fn no_view_and_no_log_shows_a_confidential_payload() {
     let mut shown = vec![("the notice of the dead letter".to_owned(), announced[0].body.to_string())];
     assert_eq!(announced[0].body["payload"]["payload"], json!({"redacted": true}));
     shown.extend(http_views(&admin, &ids).await);
-    shown.extend(command_output(&database).await);
+    shown.extend(command_output(&database, &admin).await);
     let status = "select coalesce(string_agg(outbox_status::text, ' '), '') from pillarbox.outbox_status";
     shown.push(("outbox_status".to_owned(), sqlx::query_scalar(status).fetch_one(db).await.unwrap()));
     let stored = "select string_agg(last_error, ' ') from pillarbox.dead_letter";
@@ -130,8 +130,8 @@ async fn http_views(admin: &Client, ids: &[Uuid]) -> Vec<(String, String)> {
     shown
 }
 
-async fn command_output(database: &TestDatabase) -> Vec<(String, String)> {
-    let cli = Cli::new(database);
+async fn command_output(database: &TestDatabase, admin: &Client) -> Vec<(String, String)> {
+    let cli = Cli::with_client(database, admin);
     let dead: Value = serde_json::from_str(cli.ok("dead-letters list --json").await.lines().next().unwrap()).unwrap();
     let mut shown = Vec::new();
     for command in [

@@ -142,7 +142,7 @@ async fn a_canceled_replay_stops_and_its_effects_stay() {
 #[tokio::test]
 async fn replays_are_listed_and_canceled_by_command() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let process = Process::start(db, recorder());
     post_numbers(db, None, [1]).await;
     wait_for_effects(db, 1).await;
@@ -158,4 +158,5 @@ async fn replays_are_listed_and_canceled_by_command() {
     for wrong in ["replay", "replay --from 1h", "replay cancel", "replay --consumer effects --from 1h cancel 1"] {
         cli.refused(wrong).await;
     }
+    app.stop().await;
 }

@@ -104,7 +104,7 @@ async fn an_old_event_has_a_retention_hold_with_the_transaction_that_reads_it() 
 #[tokio::test]
 async fn a_reset_of_fan_out_skips_the_deferred_events_from_before() {
     let database = TestDatabase::new(&server::migrations()).await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let (name, kind, filter) = ("hub.fanout".to_owned(), ConsumerKind::Handler, Filter::everything());
     Consumer { name, kind, filter, start: StartAt::Now }.register(db).await.unwrap();
     let defer = "insert into pillarbox_hub.deferred_event (tenant, log_shard, log_id, log_at, matches, is_checked)
@@ -119,6 +119,7 @@ async fn a_reset_of_fan_out_skips_the_deferred_events_from_before() {
     let skipped = cli.ok("cursors reset hub.fanout --yes").await;
     assert!(skipped.contains("2 messages of the log are skipped"), "{skipped}");
     assert_eq!(count(db, deferred).await, 0);
+    app.stop().await;
 }
 
 #[tokio::test]

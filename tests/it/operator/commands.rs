@@ -2,7 +2,9 @@
 
 use pillarbox::database::cluster_identity;
 use serde_json::Value;
-use testkit::{TestApp, TestDatabase, eventually};
+use server::settings::Role;
+use testkit::{Client, TestApp, TestDatabase, eventually};
+use uuid::Uuid;
 
 use crate::consumers::support::{
     FailingConsumer, Process, TIMEOUT, copy_database, count, database, numbers, post_numbers, recorder, wait_for_count,
@@ -26,9 +28,19 @@ impl Cli {
 
     /// Also for commands that call a server.
     pub(crate) fn with_server(database: &TestDatabase, app: &TestApp) -> Cli {
-        let admin = app.admin();
+        Cli::with_client(database, &app.admin())
+    }
+
+    /// As [`Cli::with_server`], for the server and the credential of a client.
+    pub(crate) fn with_client(database: &TestDatabase, admin: &Client) -> Cli {
         let address = admin.base().trim_start_matches("http://").to_owned();
         Cli { server: Some((address, admin.credential().to_owned())), ..Cli::new(database) }
+    }
+
+    /// As [`Cli::with_server`], with a server that answers requests and runs no consumer.
+    pub(crate) async fn with_api(database: &TestDatabase) -> (Cli, TestApp) {
+        let app = TestApp::start_with(database, |settings| settings.roles = vec![Role::Api]).await;
+        (Cli::with_server(database, &app), app)
     }
 
     /// Runs a command line. It runs on a thread, so that the consumers of the test continue.
@@ -73,11 +85,10 @@ impl Cli {
 #[tokio::test]
 async fn fan_out_is_a_separate_kind_of_consumer() {
     let database = database().await;
-    let cli = Cli::new(&database);
     let insert = "insert into pillarbox.cursor (consumer, kind, included)
                   values ('hub.fanout', 'handler', '.*'), ('notify.mail', 'handler', '.*'), ('relay.default', 'relay', '.*')";
     sqlx::query(insert).execute(database.pool()).await.unwrap();
-    let app = TestApp::start_with(&database, |settings| settings.roles = vec![server::settings::Role::Api]).await;
+    let (cli, app) = Cli::with_api(&database).await;
     let of_api = app.admin().get("/admin/v1/consumers").await.json()["items"].as_array().unwrap().clone();
     for listed in [cli.json_lines("cursors --json").await, of_api] {
         let kinds: Vec<_> = listed.iter().map(|one| (text(&one["consumer"]), text(&one["kind"]))).collect();
@@ -91,25 +102,25 @@ async fn fan_out_is_a_separate_kind_of_consumer() {
 #[tokio::test]
 async fn cursors_are_listed_reset_and_dropped() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     assert!(cli.ok("cursors").await.starts_with("CONSUMER"));
     let process = Process::start(db, recorder());
     post_numbers(db, Some("k"), 1..=3).await;
     wait_for_effects(db, 3).await;
     for list in ["cursors", "cursors list"] {
         let table = cli.ok(list).await;
-        assert!(table.contains("effects") && table.contains("test (16)") && table.contains("good"), "{table}");
+        assert!(table.contains("effects") && table.contains("test (16)") && table.contains("healthy"), "{table}");
     }
     for list in ["cursors --json", "cursors list --json"] {
         let listed = cli.json_lines(list).await;
-        assert_eq!((&listed[0]["consumer"], &listed[0]["state"]), (&"effects".into(), &"good".into()), "{list}");
+        assert_eq!((&listed[0]["consumer"], &listed[0]["state"]), (&"effects".into(), &"healthy".into()), "{list}");
     }
     assert!(cli.refused("cursors drop effects").await.contains("consumer effects is in use"));
     assert!(cli.ok("cursors reset effects --from 2h").await.contains("reads again"));
     process.stop().await;
     assert!(cli.ok("cursors reset effects").await.contains("0 messages of the log are skipped"));
     post_numbers(db, Some("k"), 4..=7).await;
-    assert!(cli.ok("cursors").await.contains("nobody"));
+    assert!(cli.ok("cursors").await.contains("no_worker"));
     let refused = cli.refused("cursors reset effects").await;
     assert!(refused.contains("last 4 messages") && refused.contains("--yes"), "{refused}");
     assert!(cli.ok("cursors reset effects --yes").await.contains("4 messages of the log are skipped"));
@@ -119,12 +130,13 @@ async fn cursors_are_listed_reset_and_dropped() {
     assert_eq!(cli.ok("parked list").await, "Nothing is parked.\n");
     assert_eq!(cli.ok("cursors drop effects").await, "effects is dropped.\n");
     assert!(cli.refused("cursors drop effects").await.contains("no consumer"));
+    app.stop().await;
 }
 
 #[tokio::test]
 async fn parked_messages_are_listed_retried_and_discarded() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let consumer = FailingConsumer::with_slow_retries(db);
     post_numbers(db, None, [1]).await;
     post_numbers(db, Some("k"), [-1, -2, 3]).await;
@@ -151,12 +163,13 @@ async fn parked_messages_are_listed_retried_and_discarded() {
     assert_eq!(numbers(db).await, [1, -2, 3]);
     assert!(cli.refused("parked retry 1000000").await.contains("nothing is parked"));
     assert!(cli.refused("parked discard 1000000").await.contains("nothing is parked"));
+    app.stop().await;
 }
 
 #[tokio::test]
 async fn dead_letters_are_listed_shown_retried_and_discarded() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let consumer = FailingConsumer::without_retries(db);
     for number in 1..=4 {
         post_numbers(db, None, [number * 10, -number, number * 100]).await;
@@ -201,6 +214,7 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
     .await
     .unwrap();
     assert!(cli.ok("dead-letters retry --all").await.contains("1 of amqp:orders cannot be retried"));
+    app.stop().await;
     let status = cli.status_without_process("").await;
     assert!(status.contains("dead      1 of amqp:orders") && status.contains("none runs on this database"), "{status}");
 }
@@ -208,7 +222,7 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
 #[tokio::test]
 async fn the_replay_command_waits_for_the_end() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let process = Process::start(db, recorder());
     post_numbers(db, Some("k"), 1..=3).await;
     wait_for_effects(db, 3).await;
@@ -223,6 +237,7 @@ async fn the_replay_command_waits_for_the_end() {
     );
     assert!(cli.refused("replay --consumer nobody --from 1h").await.contains("no consumer"));
     assert!(cli.refused("replay --consumer effects").await.contains("--from"));
+    app.stop().await;
 }
 
 #[tokio::test]
@@ -256,6 +271,36 @@ async fn status_reports_a_restored_database_and_recover_resumes() {
     sqlx::query("update pillarbox.cursor set lapsed_at = now()").execute(copy.pool()).await.unwrap();
     let status = cli.status_without_process("").await;
     assert!(status.contains("pillarbox cursors reset effects"), "{status}");
-    cli.ok("cursors reset effects --yes").await;
+    let (client, app) = Cli::with_api(&copy).await;
+    client.ok("cursors reset effects --yes").await;
+    app.stop().await;
     assert!(!cli.status_without_process("").await.contains("pillarbox cursors reset effects"));
+}
+
+/// The databases of the tests are copies of one, which keep its id.
+async fn new_installation(database: &TestDatabase) -> Uuid {
+    let query = "update pillarbox_admin.installation set id = gen_random_uuid() returning id";
+    sqlx::query_scalar(query).fetch_one(database.pool()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_command_refuses_a_server_and_a_database_of_two_installations() {
+    let (database, other) = (database().await, database().await);
+    let (id, id_of_other) = (new_installation(&database).await, new_installation(&other).await);
+    let (cli, app) = Cli::with_api(&database).await;
+    assert_eq!(app.anonymous().get("/healthz").await.json()["installation"], id.to_string());
+    let mixed = Cli::with_server(&other, &app);
+    for command in ["cursors", "tail --once", "key list", "subscribers list", "send order.paid {}"] {
+        let refused = mixed.refused(command).await;
+        assert!(
+            refused.contains(&id.to_string()) && refused.contains(&id_of_other.to_string()),
+            "{command}: {refused}"
+        );
+        cli.ok(command).await;
+    }
+    // What needs one of them alone does not ask the other.
+    let unreachable = Cli { url: "postgres://127.0.0.1:1/x".to_owned(), ..Cli::with_server(&database, &app) };
+    let (code, _, note) = unreachable.run("cursors").await;
+    assert!(code == Some(0) && note.contains("is not compared with the server"), "{note}");
+    app.stop().await;
 }

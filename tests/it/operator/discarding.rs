@@ -48,7 +48,7 @@ async fn replay_the_last_hour(db: &PgPool, again: bool) {
 #[tokio::test]
 async fn a_discarded_parked_message_is_shown_until_a_replay_sends_it() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let consumer = FailingConsumer::with_slow_retries(db);
     post_numbers(db, Some("k"), [-1, 2]).await;
     wait_for_count(db, "parked", 2).await;
@@ -71,12 +71,13 @@ async fn a_discarded_parked_message_is_shown_until_a_replay_sends_it() {
     sqlx::query(older).execute(db).await.unwrap();
     maintenance::run_once(db, Retention::default(), maintenance::CATCH_UP_TIME).await.unwrap();
     assert_eq!(count(db, "discarded").await, 0, "the row is deleted after the retention of the log");
+    app.stop().await;
 }
 
 #[tokio::test]
 async fn a_discarded_dead_letter_is_shown_unless_it_was_sent_before() {
     let database = database().await;
-    let (db, cli) = (database.pool(), Cli::new(&database));
+    let (db, (cli, app)) = (database.pool(), Cli::with_api(&database).await);
     let consumer = FailingConsumer::without_retries(db);
     post_numbers(db, None, [1, -1, 2]).await;
     wait_for_count(db, "dead_letter", 1).await;
@@ -99,6 +100,7 @@ async fn a_discarded_dead_letter_is_shown_unless_it_was_sent_before() {
     assert_eq!(status(db, 1).await.0, "dead");
     cli.ok("dead-letters discard --consumer effects").await;
     assert_eq!(status(db, 1).await, sent());
+    app.stop().await;
 }
 
 /// Fails at the first attempt. At the second one it announces itself and waits for a permit.

@@ -3,9 +3,8 @@
 use futures_util::StreamExt;
 use pillarbox::consumers::{Consumer, ConsumerKind, StartAt};
 use pillarbox::log::Filter;
-use server::settings::Role;
 use sqlx::PgPool;
-use testkit::{TestApp, TestDatabase};
+use testkit::TestDatabase;
 
 use crate::consumers::support::{database, post_numbers};
 use crate::operator::commands::Cli;
@@ -21,7 +20,7 @@ use Effect::{Makes, Prints};
 
 const EFFECTS: &[(&str, Effect)] = &[
     ("status", Prints("relay.email")),
-    ("cursors", Prints("nobody")),
+    ("cursors", Prints("no_worker")),
     ("reconcile --dry-run", Prints("0 drifted")),
     ("parked list", Prints("17 ")),
     ("parked list --consumer relay.email", Prints("17 ")),
@@ -99,16 +98,14 @@ async fn the_runbook_works_as_written() {
         .collect();
     let checked: Vec<&str> = EFFECTS.iter().map(|(command, _)| *command).collect();
     assert_eq!(commands, checked, "every command of the runbook has its effect in this file");
-    // Commands that only print share a database.
-    let unchanged = runbook_database(false).await;
+    // Commands that only print share a database, and those of them that call a server share the server.
+    let (unchanged, served) = (runbook_database(false).await, runbook_database(false).await);
+    let (client, app) = Cli::with_api(&served).await;
     futures_util::stream::iter(EFFECTS)
         .for_each_concurrent(2, async |(command, effect)| match effect {
             Prints(expected) if is_client(command) => {
-                let database = runbook_database(false).await;
-                let app = api_of(&database).await;
-                let printed = Cli::with_server(&database, &app).ok(command).await;
+                let printed = client.ok(command).await;
                 assert!(printed.contains(expected), "{command}: {printed}");
-                app.stop().await;
             }
             Prints(expected) => {
                 let cli = Cli::new(&unchanged);
@@ -121,28 +118,24 @@ async fn the_runbook_works_as_written() {
             Makes(condition) => {
                 let database = runbook_database(command.starts_with("recover")).await;
                 assert!(!is_true(database.pool(), condition).await, "{command}: {condition} is true before");
-                match is_client(command) {
-                    true => {
-                        let app = api_of(&database).await;
-                        Cli::with_server(&database, &app).ok(command).await;
-                        app.stop().await;
-                    }
-                    false => drop(Cli::new(&database).ok(command).await),
+                if is_client(command) {
+                    let (cli, app) = Cli::with_api(&database).await;
+                    cli.ok(command).await;
+                    app.stop().await;
+                } else {
+                    Cli::new(&database).ok(command).await;
                 }
                 assert!(is_true(database.pool(), condition).await, "{command}: {condition} is not true afterwards");
             }
         })
         .await;
+    app.stop().await;
 }
 
 /// Whether a command calls a server.
 fn is_client(command: &str) -> bool {
-    ["mail ", "notifications ", "replay webhooks "].iter().any(|client| command.starts_with(client))
-}
-
-/// A server that answers requests, and does no work that they request.
-async fn api_of(database: &TestDatabase) -> TestApp {
-    TestApp::start_with(database, |settings| settings.roles = vec![Role::Api]).await
+    let with_database = ["status", "reconcile", "recover", "parity", "user"];
+    !with_database.contains(&command.split(' ').next().unwrap())
 }
 
 async fn is_true(db: &PgPool, condition: &str) -> bool {

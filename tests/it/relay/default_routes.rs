@@ -11,9 +11,9 @@ use server::migrations;
 use server::settings::Settings;
 use testkit::{TestApp, TestDatabase, TestVhost, eventually};
 
+use crate::operator::commands::Cli;
 use crate::relay::broker_client::BrokerClient;
 use crate::relay::support::{TIMEOUT, numbered, post, post_from, relay_to, relayed, statuses};
-use crate::server::process::run;
 
 const EXCHANGES: [&str; 4] = ["pillarbox.events", "smap.events", "notifications.exchange", "pillarbox.dead_letters"];
 
@@ -198,7 +198,7 @@ async fn a_message_that_no_queue_took_is_unrouted_and_never_sent() {
         consumers.iter().find(|one| one["consumer"] == "relay.default").unwrap()["unrouted"].as_i64().unwrap()
     };
     assert_eq!(unrouted().await, 1);
-    let (_, cursors, _) = run(&["cursors", "--database-url", &database.url()], &[]);
+    let cursors = Cli::with_server(&database, &app).ok("cursors").await;
     let row = cursors.lines().find(|line| line.starts_with("relay.default")).unwrap();
     let column = cursors.lines().next().unwrap().split_whitespace().position(|head| head == "UNROUTED").unwrap();
     assert_eq!(row.split_whitespace().nth(column), Some("1"), "{cursors}");

@@ -13,10 +13,11 @@ use lapin::options::BasicAckOptions;
 use lapin::{Connection, ConnectionProperties, ExchangeKind};
 use pillarbox::consumers::{Handler, HandlerFuture, StartAt, Subscription};
 use pillarbox::log::{Message, MessagePattern};
-use runtime::secret::MasterKey;
+use runtime::secret::{MasterKey, Secret};
 use server::migrations;
+use server::settings::Role;
 use sqlx::{PgPool, Postgres, Transaction};
-use testkit::{Pillarbox, TestDatabase, TestVhost, eventually, program};
+use testkit::{Pillarbox, TestApp, TestDatabase, TestVhost, eventually, program};
 use uuid::Uuid;
 
 use crate::confidential::support::{email, post_email};
@@ -65,6 +66,8 @@ async fn start_old_program(url: &str) -> Arc<Mutex<Vec<Uuid>>> {
 /// The installation of the rehearsal.
 struct Installation {
     database: TestDatabase,
+    /// A process that answers requests, and runs none of the routes.
+    api: TestApp,
     amqp: BrokerClient,
     amqp_url: String,
     folder: DataFolder,
@@ -85,8 +88,8 @@ impl Installation {
                 self.exported.push((name.to_owned(), value.to_owned()));
             }
             [variables @ .., "pillarbox", "serve"] => self.restart(variables).await,
-            ["pillarbox", ..] => drop(Cli::new(&self.database).ok(&words[1..].join(" ")).await),
-            // Bound by a key that nobody uses: the next command of the plan binds it.
+            ["pillarbox", ..] => drop(Cli::with_server(&self.database, &self.api).ok(&words[1..].join(" ")).await),
+            // Bound by a key without messages: the next command of the plan binds it.
             ["rabbitmqadmin", "declare", "queue", "name=smtp_send_email_v2", ..] => {
                 self.amqp.queue("smtp_send_email_v2", "smap.events", "unused").await;
             }
@@ -197,8 +200,14 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     amqp.exchange("smap.events", ExchangeKind::Topic).await;
     let sent_by_old = start_old_program(&vhost.amqp_url()).await;
     let (amqp_url, folder) = (vhost.amqp_url(), DataFolder::new());
+    let api = TestApp::start_with(&database, |settings| {
+        settings.roles = vec![Role::Api];
+        settings.secret_key = Some(Secret::new(MasterKey::from_bytes([7; 32]).to_base64()));
+    })
+    .await;
     let mut installation = Installation {
         database,
+        api,
         amqp,
         amqp_url,
         folder,
@@ -254,6 +263,7 @@ async fn the_plan_of_the_runbook_sends_every_email_once() {
     for line in commands("Week 4") {
         installation.run(line).await;
     }
+    installation.api.stop().await;
     installation.mail.take().unwrap().stop().await;
     assert!(installation.relay.take().unwrap().terminate().await.success());
 

@@ -54,6 +54,9 @@ async fn keys_and_tokens_are_created_beside_a_running_instance() {
     assert!(status.contains("Is it running?") && status.contains("--data-dir"), "{status}");
     let (code, _, error) = command(&["parked", "list"]);
     assert_eq!(code, Some(1));
+    assert!(error.contains("Is it running?") && error.contains("--server"), "{error}");
+    let (code, _, error) = command(&["parity"]);
+    assert_eq!(code, Some(1));
     for part in ["Is it running?", "pillarbox up", "--data-dir", folder.text()] {
         assert!(error.contains(part), "{error}");
     }
@@ -85,9 +88,9 @@ async fn status_reports_the_health_of_the_server() {
     assert!(text.contains(&base) && text.contains(&format!("rabbitmq  RabbitMQ at {free}")), "{text}");
     assert!(text.contains("off       relay.notifications, relay.email: no service reads their queues"), "{text}");
     // The shard may move to the other shard worker of the route, which has not failed yet.
-    testkit::eventually("`cursors` shows the failure, too", std::time::Duration::from_secs(20), async || {
+    testkit::eventually("`cursors` also shows the failure", std::time::Duration::from_secs(20), async || {
         let (_, cursors, _) = command(&["cursors"]);
-        if cursors.contains("stalled") && cursors.contains("good") { Ok(()) } else { Err(cursors) }
+        if cursors.contains("stalled") && cursors.contains("healthy") { Ok(()) } else { Err(cursors) }
     })
     .await;
     let of_the_route = |line: &str| line.contains("down name=\"relay.default/");
@@ -144,8 +147,9 @@ async fn with_a_database_url_commands_say_which_database_or_server_they_act_on()
     let name = url.rsplit_once('/').unwrap().1.split('?').next().unwrap();
     let on_database = format!("target: database {name} on ");
     for (args, target) in [
-        (&["cursors"][..], &*on_database),
-        (&["parked", "list"], &on_database),
+        (&["parity"][..], &*on_database),
+        (&["reconcile"], &on_database),
+        (&["cursors"], "target: server http://127.0.0.1:9\n"),
         (&["key", "list"], "target: server http://127.0.0.1:9\n"),
         (&["status"], &on_database),
         (&["subscribers", "list"], "target: server http://127.0.0.1:9\n"),

@@ -53,7 +53,8 @@ async fn a_context_switches_commands_between_installations_and_is_ignored_by_ser
     succeeds("mail list --context http");
     let (keys, _) = succeeds("key list --context http");
     assert!(keys.contains("of-blue"), "{keys}");
-    let (code, _, error) = command("parked list --context http");
+    succeeds("parked list --context http");
+    let (code, _, error) = command("parity --context http");
     assert!(code == Some(1) && error.contains("context http") && error.contains("--data-dir"), "{error}");
     assert!(!std::fs::read_to_string(&file).unwrap().contains("pbx_"), "the file contains no secret");
 

@@ -326,7 +326,7 @@ async fn a_folder_writable_by_others_is_refused_and_not_changed() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
     let (code, _, error) = run(&["up", "--listen", "127.0.0.1:0", "--data-dir", folder.text()], &[]);
     assert_eq!(code, Some(1));
-    assert!(error.contains("nobody else may write"), "{error}");
+    assert!(error.contains("no other user may write"), "{error}");
     assert_eq!(std::fs::metadata(folder.path()).unwrap().permissions().mode() & 0o7777, 0o1777);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -2,8 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use pillarbox::log::Tenant;
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::AuditLine;
@@ -33,7 +32,7 @@ pub(super) async fn insert(db: &mut PgConnection, lines: &[AuditLine]) -> sqlx::
     .bind(lines.iter().map(|line| line.tenant.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.method.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.route.as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.status.map(|status| status as i16)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.status).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.trace_id.as_str()).collect::<Vec<_>>())
     .execute(db)
     .await
@@ -41,7 +40,7 @@ pub(super) async fn insert(db: &mut PgConnection, lines: &[AuditLine]) -> sqlx::
 }
 
 /// Sets the statuses of the responses.
-pub(super) async fn set_statuses(db: &mut PgConnection, statuses: &[(Uuid, u16)]) -> sqlx::Result<()> {
+pub(super) async fn set_statuses(db: &mut PgConnection, statuses: &[(Uuid, i16)]) -> sqlx::Result<()> {
     sqlx::query(
         "with commit as materialized (select set_config('synchronous_commit', 'off', true) as mode)
          update pillarbox_admin.audit set status = answered.status
@@ -49,7 +48,7 @@ pub(super) async fn set_statuses(db: &mut PgConnection, statuses: &[(Uuid, u16)]
          where audit.id = answered.id and commit.mode is not null",
     )
     .bind(statuses.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-    .bind(statuses.iter().map(|(_, status)| *status as i16).collect::<Vec<_>>())
+    .bind(statuses.iter().map(|(_, status)| *status).collect::<Vec<_>>())
     .execute(db)
     .await
     .map(drop)
@@ -62,7 +61,7 @@ pub(super) async fn list(
     before: Option<Uuid>,
     limit: i64,
 ) -> sqlx::Result<Vec<AuditLine>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select id, at, key_id, tenant, method, route, status, trace_id from pillarbox_admin.audit
          where ($1::text is null or tenant = $1) and ($2::uuid is null or key_id = $2)
            and ($3::timestamptz is null or at >= $3) and ($4::timestamptz is null or at < $4)
@@ -76,8 +75,7 @@ pub(super) async fn list(
     .bind(before)
     .bind(limit)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(line).collect()
+    .await
 }
 
 /// Deletes at most `limit` lines from before this time. Returns how many.
@@ -85,18 +83,4 @@ pub(super) async fn delete(db: &mut PgConnection, before: DateTime<Utc>, limit: 
     let query = "delete from pillarbox_admin.audit
                  where id in (select id from pillarbox_admin.audit where at < $1 order by at limit $2)";
     Ok(sqlx::query(query).bind(before).bind(limit).execute(db).await?.rows_affected())
-}
-
-fn line(row: &PgRow) -> sqlx::Result<AuditLine> {
-    let tenant: &str = row.try_get("tenant")?;
-    Ok(AuditLine {
-        id: row.try_get("id")?,
-        at: row.try_get("at")?,
-        key_id: row.try_get("key_id")?,
-        tenant: tenant.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
-        method: row.try_get("method")?,
-        route: row.try_get("route")?,
-        status: row.try_get::<Option<i16>, _>("status")?.map(i16::unsigned_abs),
-        trace_id: row.try_get("trace_id")?,
-    })
 }

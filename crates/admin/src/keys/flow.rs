@@ -21,7 +21,7 @@ const HINT_CHARS: usize = PREFIX.len() + 4;
 /// Creates a key, in the caller's transaction. The second value is the key itself; it is not stored. Fails when the name or the
 /// expiry is invalid, or the tenant does not exist.
 pub async fn create(db: &mut PgConnection, new: NewKey) -> Result<(ApiKey, Secret<String>), Error> {
-    // The lock makes a deletion of the tenant wait, which deletes the key, too.
+    // The lock makes a deletion of the tenant wait, which also deletes the key.
     if lock_tenant(db, &new.tenant).await?.is_none() {
         return Err(Error::NoTenant(new.tenant.as_str().to_owned()));
     }
@@ -62,39 +62,48 @@ pub(crate) async fn revoke(db: &Database, id: Uuid, tenant: Option<&Tenant>) -> 
 
 /// The fingerprint of the installation's secret key. `None` if the database has no installation, or is not migrated.
 pub async fn fingerprint(db: &mut PgConnection) -> sqlx::Result<Option<String>> {
-    match store::has_installations(db).await? {
-        true => store::fingerprint(db).await,
-        false => Ok(None),
-    }
+    if store::has_installations(db).await? { store::fingerprint(db).await } else { Ok(None) }
 }
 
-/// Records the secret key of the installation and ensures that there is an admin key. Returns the first admin key if this call
-/// created it. Fails when the database belongs to another secret key.
+/// The id of the installation. `None` if the database is not migrated.
+pub async fn installation_id(db: &mut PgConnection) -> sqlx::Result<Option<Uuid>> {
+    if store::has_installations(db).await? { store::installation_id(db).await.map(Some) } else { Ok(None) }
+}
+
+/// The installation that a process belongs to.
+pub struct ClaimedInstallation {
+    pub id: Uuid,
+    /// The first admin key, if this start created it.
+    pub first_admin_key: Option<Secret<String>>,
+}
+
+/// Records the secret key of the installation and ensures that there is an admin key. Fails when the database belongs to another
+/// secret key.
 pub async fn claim_installation(
     db: &PgPool,
     keys: &[MasterKey],
     admin_key_given: bool,
-) -> Result<Option<Secret<String>>, Error> {
+) -> Result<ClaimedInstallation, Error> {
     let fingerprints: Vec<String> = keys.iter().map(MasterKey::fingerprint).collect();
     let current = fingerprints.first().ok_or(Error::OtherSecretKey)?;
     let mut tx = db.begin().await?;
     let known = store::lock_installation(&mut tx, current).await?;
-    if !fingerprints.contains(&known) {
+    if !fingerprints.contains(&known.secret_key_fingerprint) {
         return Err(Error::OtherSecretKey);
     }
-    if known != *current {
+    if known.secret_key_fingerprint != *current {
         store::set_fingerprint(&mut tx, current).await?;
     }
-    let mut first = None;
+    let mut first_admin_key = None;
     if !admin_key_given && !store::has_admin_key(&mut tx).await? {
         let new =
             NewKey { name: "first admin".to_owned(), role: Role::Admin, tenant: Tenant::main(), expires_at: None };
         let (key, secret) = generate(new, time::now(&mut tx).await?)?;
         store::insert(&mut tx, &key, digest(secret.reveal())).await?;
-        first = Some(secret);
+        first_admin_key = Some(secret);
     }
     tx.commit().await?;
-    Ok(first)
+    Ok(ClaimedInstallation { id: known.id, first_admin_key })
 }
 
 fn generate(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {

@@ -2,9 +2,9 @@
 
 use chrono::{DateTime, Utc};
 use http_kit::auth::{Caller, Principal};
-use pillarbox::log::{STANDING_COLUMNS, standing_of};
+use pillarbox::log::{STANDING_COLUMNS, Tenant, standing_of};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::{Error, FromRow, PgConnection};
 use uuid::Uuid;
 
 use super::ApiKey;
@@ -47,14 +47,22 @@ pub(super) async fn find_caller(db: &mut PgConnection, digest: [u8; 32]) -> sqlx
     row.as_ref().map(caller).transpose()
 }
 
+/// A valid API key, which has a role, or a portal token, which has an access.
+#[derive(sqlx::FromRow)]
+struct Credential {
+    id: Uuid,
+    #[sqlx(try_from = "String")]
+    tenant_name: Tenant,
+    role: Option<String>,
+    access: Option<String>,
+}
+
 fn caller(row: &PgRow) -> sqlx::Result<Caller> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
-    let id: Uuid = row.try_get("id")?;
-    let tenant = row.try_get::<&str, _>("tenant_name")?.parse().map_err(parsed)?;
-    let role = row.try_get::<Option<&str>, _>("role")?.map(str::parse).transpose().map_err(parsed)?;
-    let portal = row.try_get::<Option<&str>, _>("access")?.map(str::parse).transpose().map_err(parsed)?;
+    let Credential { id, tenant_name, role, access } = Credential::from_row(row)?;
+    let role = role.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
+    let portal = access.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
     let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
-    Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant, role) })
+    Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant_name, role) })
 }
 
 /// Lists keys older than `before`, newest first. Without a tenant: the keys of all tenants.
@@ -64,7 +72,7 @@ pub(super) async fn list(
     before: Option<Uuid>,
     limit: i64,
 ) -> sqlx::Result<Vec<ApiKey>> {
-    let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+    sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "select {COLUMNS} from pillarbox_admin.api_key
          where ($1::text is null or tenant = $1) and ($2::uuid is null or id < $2)
          order by id desc limit $3"
@@ -73,8 +81,7 @@ pub(super) async fn list(
     .bind(before)
     .bind(limit)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(key).collect()
+    .await
 }
 
 /// Revokes a key; a second revocation does not change its time. Returns false if the key does not exist in the tenant.
@@ -110,17 +117,22 @@ pub(super) async fn has_admin_key(db: &mut PgConnection) -> sqlx::Result<bool> {
     .await
 }
 
-/// Inserts the row of the installation if there is none, locks it and returns its fingerprint. The lock serialises concurrent
-/// first starts.
-pub(super) async fn lock_installation(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<String> {
-    sqlx::query(
-        "insert into pillarbox_admin.installation (secret_key_fingerprint, created_at)
-         values ($1, now()) on conflict do nothing",
+/// The row of the installation.
+#[derive(sqlx::FromRow)]
+pub(super) struct Installation {
+    pub(super) id: Uuid,
+    pub(super) secret_key_fingerprint: String,
+}
+
+/// Stores the fingerprint if there is none, and returns the row. The lock of the update serialises concurrent first starts.
+pub(super) async fn lock_installation(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<Installation> {
+    sqlx::query_as(
+        "update pillarbox_admin.installation set secret_key_fingerprint = coalesce(secret_key_fingerprint, $1)
+         returning id, secret_key_fingerprint",
     )
     .bind(fingerprint)
-    .execute(&mut *db)
-    .await?;
-    sqlx::query_scalar("select secret_key_fingerprint from pillarbox_admin.installation for update").fetch_one(db).await
+    .fetch_one(db)
+    .await
 }
 
 /// Whether the table of the installation exists, which a migration creates.
@@ -129,7 +141,11 @@ pub(super) async fn has_installations(db: &mut PgConnection) -> sqlx::Result<boo
 }
 
 pub(super) async fn fingerprint(db: &mut PgConnection) -> sqlx::Result<Option<String>> {
-    sqlx::query_scalar("select secret_key_fingerprint from pillarbox_admin.installation").fetch_optional(db).await
+    sqlx::query_scalar("select secret_key_fingerprint from pillarbox_admin.installation").fetch_one(db).await
+}
+
+pub(super) async fn installation_id(db: &mut PgConnection) -> sqlx::Result<Uuid> {
+    sqlx::query_scalar("select id from pillarbox_admin.installation").fetch_one(db).await
 }
 
 pub(super) async fn set_fingerprint(db: &mut PgConnection, fingerprint: &str) -> sqlx::Result<()> {
@@ -138,18 +154,4 @@ pub(super) async fn set_fingerprint(db: &mut PgConnection, fingerprint: &str) ->
         .execute(db)
         .await
         .map(drop)
-}
-
-fn key(row: &PgRow) -> sqlx::Result<ApiKey> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
-    Ok(ApiKey {
-        id: row.try_get("id")?,
-        name: row.try_get("name")?,
-        hint: row.try_get("hint")?,
-        role: row.try_get::<&str, _>("role")?.parse().map_err(parsed)?,
-        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(parsed)?,
-        created_at: row.try_get("created_at")?,
-        expires_at: row.try_get("expires_at")?,
-        revoked_at: row.try_get("revoked_at")?,
-    })
 }

@@ -1,19 +1,19 @@
-//! The operator's actions, shared by the HTTP API and the command line. An action that takes a connection runs in the caller's
+//! The operator's actions. An action that takes a connection runs in the caller's
 //! transaction; one that takes a pool opens its own.
 
 use chrono::{DateTime, Utc};
 use pillarbox::database::{Database, cluster_identity, time};
 use pillarbox::log::Snapshot;
-use pillarbox::operations::cursors::{self, DeleteResult};
+use pillarbox::operations::cursors::{self, DeleteResult, MoveResult};
 use pillarbox::operations::dead_letters::{self, Bulk, DeadLetter, Selection};
 use pillarbox::operations::parked::{self, RetryResult};
 use pillarbox::operations::recovery::{self, Recovery};
-use pillarbox::operations::replays::{self, CancelResult, Request};
+use pillarbox::operations::replays::{self, CancelResult, Replay, Request};
 use pillarbox::operations::{browse, status};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
-use super::{Error, MessageView, MessageWithOutcomes};
+use super::{CannotTakeOver, Error, MessageView, MessageWithOutcomes};
 
 /// The message with its status for each consumer. Fails if the log does not have it.
 pub async fn message(db: &Database, id: Uuid) -> Result<MessageWithOutcomes, Error> {
@@ -23,28 +23,65 @@ pub async fn message(db: &Database, id: Uuid) -> Result<MessageWithOutcomes, Err
     Ok(MessageWithOutcomes { message: MessageView::full(message), consumers })
 }
 
-/// Moves a consumer to the end of the log; it reads again what was posted since `from`. Fails if there is no such consumer.
+/// How an operator resets a consumer.
+#[derive(Debug, Clone, Copy)]
+pub struct Reset {
+    /// The consumer reads again what was posted since. None: it continues with messages that are posted from now on.
+    pub from: Option<DateTime<Utc>>,
+    /// Whether unread messages may be skipped.
+    pub skip_unread: bool,
+}
+
+/// Moves a consumer to the end of the log; it reads again what was posted since `from`. Returns how many messages it has not read.
+/// Fails if it does not exist, or if it would skip unread messages and must not.
 ///
 /// The caller takes the snapshot before the transaction, because none can be taken inside one.
 pub async fn reset(
     tx: &mut PgConnection,
     consumer: &str,
-    from: Option<DateTime<Utc>>,
-    (snapshot, now): (&Snapshot, DateTime<Utc>),
-) -> Result<(), Error> {
-    if from.is_some_and(|from| from >= now) {
+    Reset { from, skip_unread }: Reset,
+    snapshot: &Snapshot,
+) -> Result<i64, Error> {
+    if let Some(from) = from
+        && from >= time::now(tx).await?
+    {
         return Err(Error::FromInTheFuture);
+    }
+    let statuses = super::consumers(&mut *tx).await?;
+    let status = statuses.into_iter().find(|status| status.consumer == consumer).ok_or(Error::NoConsumer)?;
+    let mut unread = status.lag_messages;
+    if consumer == hub::FAN_OUT {
+        unread += hub::count_deferred(tx).await?;
+    }
+    if unread > 0 && from.is_none() && !skip_unread {
+        return Err(Error::WouldSkip { consumer: consumer.to_owned(), unread });
     }
     if !cursors::reset_in(tx, consumer, from, snapshot).await? {
         return Err(Error::NoConsumer);
     }
     // Fan-out has read these events, but they are as unprocessed as those that it has not read.
-    let deferred = match consumer == hub::FAN_OUT {
-        true => hub::skip_deferred(tx, from).await?,
-        false => 0,
-    };
+    let deferred = if consumer == hub::FAN_OUT { hub::skip_deferred(tx, from).await? } else { 0 };
     tracing::info!(consumer, ?from, deferred, "an operator reset a consumer");
-    Ok(())
+    Ok(unread)
+}
+
+/// Makes a consumer continue exactly where `other` has stopped. Fails if one of them does not exist or is in use, or if messages
+/// would be lost or processed twice.
+pub async fn take_over(tx: &mut PgConnection, consumer: &str, other: &str) -> Result<(), Error> {
+    let result = cursors::continue_like_in(tx, consumer, other).await?;
+    let (consumer, other) = (consumer.to_owned(), other.to_owned());
+    Err(match result {
+        MoveResult::Moved => {
+            tracing::info!(consumer, other, "an operator made a consumer continue where another one has stopped");
+            return Ok(());
+        }
+        MoveResult::NotFound(name) => Error::NoSuchConsumer(name),
+        MoveResult::InUse(name) => Error::PositionInUse(name),
+        MoveResult::OtherHasParked(count) => CannotTakeOver::OtherHasParked { other, count }.into(),
+        MoveResult::OtherIsIncomplete => CannotTakeOver::OtherIsIncomplete { other }.into(),
+        MoveResult::WouldSkip(count) => CannotTakeOver::WouldSkip { consumer, other, count }.into(),
+        MoveResult::IsAhead(count) => CannotTakeOver::IsAhead { consumer, other, count }.into(),
+    })
 }
 
 /// Resumes the consumers of a restored database. Returns the number of pending hub messages that became dead letters, or
@@ -111,10 +148,8 @@ pub async fn retry_dead_letter(tx: &mut PgConnection, id: i64) -> Result<(), Err
     let selection = Selection { id: Some(id), ..Selection::default() };
     if dead_letters::retry(&mut *tx, &selection, 1).await? == 0 {
         let dead = dead_letter(&mut *tx, id).await?;
-        return Err(match dead_letters::without_consumer(tx, &selection).await?.is_empty() {
-            true => Error::SameIdParked,
-            false => Error::ConsumerDropped(dead.consumer),
-        });
+        let has_consumer = dead_letters::without_consumer(tx, &selection).await?.is_empty();
+        return Err(if has_consumer { Error::SameIdParked } else { Error::ConsumerDropped(dead.consumer) });
     }
     Ok(())
 }
@@ -144,28 +179,27 @@ pub async fn discard_dead_letters(db: &Database, selection: &Selection) -> Resul
 
 /// Requests a replay and returns its id. Fails if the range is empty or there is no such consumer.
 pub async fn request_replay(tx: &mut PgConnection, request: &Request) -> Result<i64, Error> {
-    check_range(request)?;
+    if request.from >= request.to {
+        return Err(Error::ToNotAfterFrom);
+    }
     let id = replays::request_in(tx, request).await?.ok_or(Error::NoConsumer)?;
     tracing::info!(consumer = request.consumer, replay = id, again = request.again, "an operator requested a replay");
     Ok(id)
 }
 
-/// Fails if the time range of the replay is empty.
-pub fn check_range(request: &Request) -> Result<(), Error> {
-    match request.from < request.to {
-        true => Ok(()),
-        false => Err(Error::ToNotAfterFrom),
-    }
+/// The replay with this id. Fails if there is none.
+pub async fn replay(db: &mut PgConnection, id: i64) -> Result<Replay, Error> {
+    replays::find(db, id).await?.ok_or(Error::NoReplay)
 }
 
-/// Cancels a replay. Returns false if it had already ended. Fails if it does not exist.
-pub async fn cancel_replay(tx: &mut PgConnection, id: i64) -> Result<bool, Error> {
+/// Cancels a replay. One that has ended does not change. Fails if it does not exist.
+pub async fn cancel_replay(tx: &mut PgConnection, id: i64) -> Result<(), Error> {
     match replays::cancel(tx, id).await? {
         CancelResult::Canceled => {
             tracing::info!(replay = id, "an operator canceled a replay");
-            Ok(true)
+            Ok(())
         }
-        CancelResult::AlreadyEnded => Ok(false),
+        CancelResult::AlreadyEnded => Ok(()),
         CancelResult::NotFound => Err(Error::NoReplay),
     }
 }

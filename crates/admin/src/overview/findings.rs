@@ -73,8 +73,8 @@ pub(super) fn of_checks(checks: &[State]) -> Vec<Finding> {
     checks.iter().filter(|check| !check.up).map(finding).collect()
 }
 
-/// Consumers that do not read, that lag, or that have set messages apart. Messages that `optional_routes` could not route are no
-/// finding: an installation has these routes without a setting, and needs no queue for them.
+/// Consumers that do not read, that lag, or that have set messages apart. Messages that `optional_routes` could not route do
+/// not count: an installation has these routes without a setting, and needs no queue for them.
 pub(super) fn of_consumers(consumers: &[ConsumerStatus], optional_routes: &[String]) -> Vec<Finding> {
     let of_one = |consumer| position_of(consumer).into_iter().chain(messages_of(consumer, optional_routes));
     without_worker(consumers).into_iter().chain(consumers.iter().flat_map(of_one)).collect()
@@ -175,25 +175,17 @@ fn position_of(status: &ConsumerStatus) -> Option<Finding> {
         let links = vec![FindingLink::page("Consumers", CONSUMERS_PAGE)];
         Finding { severity, title, detail: waiting(status), what_to_do, links }
     };
-    match () {
-        () if status.lapsed_at.is_some() => Some(Finding {
-            detail: "It was behind for longer than `behind_days`, and the log no longer retains messages for it."
-                .to_owned(),
-            ..finding(
-                Severity::Critical,
-                format!("{name} has lapsed"),
-                format!(
-                    "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it."
-                ),
-            )
-        }),
-        () if is_behind(status) && !status.workers.is_empty() => Some(finding(
-            Severity::Warning,
-            format!("{name} lags"),
-            "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md.".to_owned(),
-        )),
-        () => None,
+    if status.lapsed_at.is_some() {
+        let detail = "It was behind for longer than `behind_days`, and the log no longer retains messages for it.";
+        let what_to_do = format!(
+            "`pillarbox cursors reset {name}` continues with what the log has; `pillarbox cursors drop {name}` deletes it."
+        );
+        let lapsed = finding(Severity::Critical, format!("{name} has lapsed"), what_to_do);
+        return Some(Finding { detail: detail.to_owned(), ..lapsed });
     }
+    let lags = is_behind(status) && !status.workers.is_empty();
+    let advice = "Run `pillarbox cursors`, and see the section about consumers that lag in docs/runbook.md.";
+    lags.then(|| finding(Severity::Warning, format!("{name} lags"), advice.to_owned()))
 }
 
 fn messages_of(status: &ConsumerStatus, optional_routes: &[String]) -> Vec<Finding> {
@@ -249,7 +241,7 @@ pub(super) fn of_subscribers(subscribers: &[SubscriberWithIssue], now: DateTime<
     let failing = finding(
         failing,
         "does not accept webhooks",
-        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue meanwhile.",
+        "Look at its last attempts, and ask its owner to repair the endpoint; retries continue.",
     );
     let disabled = finding(
         disabled,
@@ -363,8 +355,8 @@ mod tests {
         assert_eq!(titles(consumer(60.0, true)), []);
         assert_eq!(titles(consumer(0.0, false)), [], "nothing waits for it");
         assert_eq!(titles(consumer(61.0, true)), [(Severity::Warning, "relay.default lags".to_owned())]);
-        let nobody = (Severity::Critical, "No process runs relay.default".to_owned());
-        assert_eq!(titles(consumer(61.0, false)), [nobody]);
+        let without_worker = (Severity::Critical, "No process runs relay.default".to_owned());
+        assert_eq!(titles(consumer(61.0, false)), [without_worker]);
         let lapsed = ConsumerStatus { lapsed_at: Some(DateTime::UNIX_EPOCH), ..consumer(61.0, false) };
         assert_eq!(titles(lapsed), [(Severity::Critical, "relay.default has lapsed".to_owned())]);
         let parked = ConsumerStatus { parked: 2, unrouted: 3, ..consumer(0.0, true) };

@@ -1,8 +1,7 @@
 //! SQL of portal tokens.
 
 use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::PortalToken;
@@ -36,7 +35,7 @@ pub(super) async fn list(
     before: Option<Uuid>,
     limit: i64,
 ) -> sqlx::Result<Vec<PortalToken>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select id, tenant, access, name, created_at, expires_at from pillarbox_admin.portal_token
          where tenant = $1 and ($2::uuid is null or id < $2) and expires_at > now()
          order by id desc limit $3",
@@ -45,8 +44,7 @@ pub(super) async fn list(
     .bind(before)
     .bind(limit)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(token).collect()
+    .await
 }
 
 /// The name of a token, and when it expires. None if it does not exist.
@@ -68,16 +66,4 @@ pub(super) async fn delete(db: &mut PgConnection, tenant: &str, id: Uuid) -> sql
 pub(super) async fn delete_expired(db: &mut PgConnection) -> sqlx::Result<()> {
     let query = "delete from pillarbox_admin.portal_token where expires_at < now() - interval '1 hour'";
     sqlx::query(query).execute(db).await.map(drop)
-}
-
-fn token(row: &PgRow) -> sqlx::Result<PortalToken> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
-    Ok(PortalToken {
-        id: row.try_get("id")?,
-        name: row.try_get("name")?,
-        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(parsed)?,
-        access: row.try_get::<&str, _>("access")?.parse().map_err(parsed)?,
-        created_at: row.try_get("created_at")?,
-        expires_at: row.try_get("expires_at")?,
-    })
 }

@@ -1,7 +1,7 @@
 //! SQL of the exchange of demands. An empty subject is the heartbeat of a process.
 
 use http_kit::admission::limit::Demand;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// How old a demand may be.
@@ -37,11 +37,9 @@ pub(super) async fn others(db: &mut PgConnection, process: Uuid, own: &[Demand])
          where subject = any($1) and process <> $2 and at > clock_timestamp() - {AGE_MAX}"
     );
     let subjects: Vec<&str> = own.iter().map(|demand| demand.subject.as_str()).collect();
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(subjects).bind(process).fetch_all(db).await?;
-    let demand = |row: &sqlx::postgres::PgRow| {
-        Ok(Demand { subject: row.try_get("subject")?, count: row.try_get::<i32, _>("demand")?.unsigned_abs() })
-    };
-    rows.iter().map(demand).collect()
+    let rows: Vec<(String, i32)> =
+        sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(subjects).bind(process).fetch_all(db).await?;
+    Ok(rows.into_iter().map(|(subject, demand)| Demand { subject, count: demand.unsigned_abs() }).collect())
 }
 
 /// The number of processes that exchange demands, this one included.

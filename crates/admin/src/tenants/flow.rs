@@ -104,8 +104,8 @@ pub(crate) async fn set_suspended(
 }
 
 /// Deletes a suspended tenant with its keys, portal tokens, subscribers, streams, replays and event types. What may be many rows,
-/// such as dead letters, and what other services have of it, is deleted later, by [`remove_deleted`]; nobody can reach it
-/// meanwhile.
+/// such as dead letters, and what other services have of it, is deleted later, by [`remove_deleted`]; until then it is out of
+/// reach.
 pub(crate) async fn delete(db: &mut PgConnection, name: &Tenant, if_match: &IfMatch) -> Result<(), Error> {
     let tenant = lock(db, name, if_match).await?;
     if *name == Tenant::main() {
@@ -172,7 +172,7 @@ pub type DeleteTenantRows = for<'a> fn(&'a mut PgConnection, &'a Tenant, i64) ->
 pub(crate) async fn remove_deleted(db: &PgPool, services: &[DeleteTenantRows]) -> Result<Round, sqlx::Error> {
     let mut db = db.acquire().await?;
     let mut round = Round::Idle;
-    for (name, is_emptied) in store::deleted(&mut db, DELETED_TENANTS_MAX).await? {
+    for store::DeletedTenant { name, is_emptied } in store::deleted(&mut db, DELETED_TENANTS_MAX).await? {
         if is_emptied && !store::is_log_without(&mut db, &name).await? {
             continue;
         }

@@ -229,7 +229,7 @@ async fn update(
 /// Suspend a tenant
 ///
 /// Its keys and portal tokens are refused with 403 `tenant-suspended`, and messages to its subscribers wait until it is
-/// resumed, at most as long as the log retains them; nobody reads its streams. Posts in SQL are accepted and wait, too. Nothing
+/// resumed, at most as long as the log retains them; its streams cannot be read. Posts in SQL are accepted and also wait. Nothing
 /// is sent once the response has arrived, except requests that were already on their way.
 #[utoipa::path(post, path = "/admin/v1/tenants/{tenant}/suspend", operation_id = "suspendTenant", tag = "admin",
     params(("tenant" = http_kit::openapi::TenantName, Path), ("if-match" = Option<String>, Header, description = IF_MATCH),
@@ -276,7 +276,7 @@ async fn resume(
 ///
 /// Its API keys, portal tokens, subscribers, streams, replays and event types are deleted with it, and messages that wait are not
 /// sent. Its dead letters, and what other services have of it, are deleted soon after. Its messages stay in the log until their
-/// retention ends; so long the name cannot be used again.
+/// retention ends; the name cannot be reused until then.
 #[utoipa::path(delete, path = "/admin/v1/tenants/{tenant}", operation_id = "deleteTenant", tag = "admin",
     params(("tenant" = http_kit::openapi::TenantName, Path), ("if-match" = Option<String>, Header, description = IF_MATCH),
         ("idempotency-key" = Option<String>, Header, description = KEY)),

@@ -1,12 +1,9 @@
 //! SQL of tenants.
 
-use std::collections::BTreeMap;
-
 use pillarbox::log::{STANDING_COLUMNS, standing_of};
 use pillarbox::log::{Tenant, TenantStanding};
-use sqlx::postgres::PgRow;
+use sqlx::PgConnection;
 use sqlx::types::Json;
-use sqlx::{PgConnection, Row};
 
 use super::{TenantFilter, TenantRecord};
 
@@ -16,7 +13,7 @@ const COLUMNS: &str =
 
 /// Inserts a tenant. Returns None if the name is in use.
 pub(super) async fn insert(db: &mut PgConnection, new: &TenantRecord) -> sqlx::Result<Option<TenantRecord>> {
-    let row = sqlx::query(sqlx::AssertSqlSafe(format!(
+    sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "insert into pillarbox.tenant
              (name, display_name, metadata, subscribers_max, events_per_second_max, payload_bytes_max, created_at, updated_at)
          values ($1, $2, $3, $4, $5, $6, $7, $7) on conflict do nothing returning {COLUMNS}"
@@ -29,8 +26,7 @@ pub(super) async fn insert(db: &mut PgConnection, new: &TenantRecord) -> sqlx::R
     .bind(new.payload_bytes_max)
     .bind(new.created_at)
     .fetch_optional(db)
-    .await?;
-    row.as_ref().map(tenant).transpose()
+    .await
 }
 
 /// Whether the name belongs to a deleted tenant.
@@ -52,8 +48,7 @@ pub(super) async fn lock(db: &mut PgConnection, name: &Tenant) -> sqlx::Result<O
 
 async fn find_with(db: &mut PgConnection, name: &Tenant, lock: &str) -> sqlx::Result<Option<TenantRecord>> {
     let query = format!("select {COLUMNS} from pillarbox.tenant where name = $1 and deleted_at is null {lock}");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(name.as_str()).fetch_optional(db).await?;
-    row.as_ref().map(tenant).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(name.as_str()).fetch_optional(db).await
 }
 
 /// Returns tenants in the order of their names, those after the given one.
@@ -63,7 +58,7 @@ pub(super) async fn list(
     after: Option<&str>,
     limit: i64,
 ) -> sqlx::Result<Vec<TenantRecord>> {
-    let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+    sqlx::query_as(sqlx::AssertSqlSafe(format!(
         "select {COLUMNS} from pillarbox.tenant
          where deleted_at is null and ($1::boolean is null or (suspended_at is not null) = $1)
            and ($2::text is null or name > $2)
@@ -75,8 +70,7 @@ pub(super) async fn list(
     .bind(limit)
     .bind(&filter.name)
     .fetch_all(db)
-    .await?;
-    rows.iter().map(tenant).collect()
+    .await
 }
 
 /// Updates every column but the name and the time of the creation.
@@ -128,12 +122,20 @@ pub(super) async fn delete_rows(db: &mut PgConnection, name: &Tenant, limit: i64
     Ok(deleted + done.rows_affected())
 }
 
-/// The names of some deleted tenants, and whether only their messages are left. Those with more come first.
-pub(super) async fn deleted(db: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<(Tenant, bool)>> {
+/// A tenant that was deleted, and whose name is still in use.
+#[derive(sqlx::FromRow)]
+pub(super) struct DeletedTenant {
+    #[sqlx(try_from = "String")]
+    pub(super) name: Tenant,
+    /// Whether only its messages are left.
+    pub(super) is_emptied: bool,
+}
+
+/// Some deleted tenants. Those of which more than their messages is left come first.
+pub(super) async fn deleted(db: &mut PgConnection, limit: i64) -> sqlx::Result<Vec<DeletedTenant>> {
     let query = "select name, emptied_at is not null as is_emptied from pillarbox.tenant where deleted_at is not null
                  order by is_emptied, deleted_at limit $1";
-    let rows = sqlx::query(query).bind(limit).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((name_of(row)?, row.try_get("is_emptied")?))).collect()
+    sqlx::query_as(query).bind(limit).fetch_all(db).await
 }
 
 /// Records that everything of a deleted tenant is deleted, except its messages.
@@ -165,24 +167,4 @@ pub(super) async fn standing(db: &mut PgConnection, name: &Tenant) -> sqlx::Resu
 /// The number of processes that have sent a heartbeat within their lease.
 pub(super) async fn count_processes(db: &mut PgConnection) -> sqlx::Result<i64> {
     sqlx::query_scalar("select count(*) from pillarbox.replica where until > now()").fetch_one(db).await
-}
-
-fn name_of(row: &PgRow) -> sqlx::Result<Tenant> {
-    row.try_get::<&str, _>("name")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
-}
-
-fn tenant(row: &PgRow) -> sqlx::Result<TenantRecord> {
-    let Json(metadata): Json<BTreeMap<String, String>> = row.try_get("metadata")?;
-    Ok(TenantRecord {
-        name: name_of(row)?,
-        display_name: row.try_get("display_name")?,
-        metadata,
-        subscribers_max: row.try_get("subscribers_max")?,
-        events_per_second_max: row.try_get("events_per_second_max")?,
-        payload_bytes_max: row.try_get("payload_bytes_max")?,
-        suspended_at: row.try_get("suspended_at")?,
-        version: row.try_get("version")?,
-        created_at: row.try_get("created_at")?,
-        updated_at: row.try_get("updated_at")?,
-    })
 }

@@ -46,9 +46,10 @@ impl Contexts {
     pub fn get(&self, name: &str, file: &ContextsFile) -> Result<&Context, Failure> {
         self.contexts.get(name).ok_or_else(|| {
             let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
-            let next = match known.is_empty() {
-                true => format!("has no contexts: add it with `pillarbox context add {name}`"),
-                false => format!("has {}: choose one of them with `pillarbox context use NAME`", known.join(", ")),
+            let next = if known.is_empty() {
+                format!("has no contexts: add it with `pillarbox context add {name}`")
+            } else {
+                format!("has {}: choose one of them with `pillarbox context use NAME`", known.join(", "))
             };
             Failure::Other(format!(
                 "there is no context {name}; {file} {next}, or use none with `pillarbox context use --none`"

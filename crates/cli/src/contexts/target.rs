@@ -46,17 +46,21 @@ pub const READ_ONLY: &[&str] = &[
     "webhook-dead-letters show",
 ];
 /// The commands that use HTTP alone.
-pub const WITHOUT_DATABASE: [&str; 12] = [
+pub const WITHOUT_DATABASE: &[&str] = &[
+    "cursors",
+    "dead-letters",
     "deliveries",
     "event-types",
     "key list",
     "key revoke",
     "mail",
     "notifications",
-    "replay webhooks",
+    "parked",
+    "replay",
     "send",
     "streams",
     "subscribers",
+    "tail",
     "tenants",
     "webhook-dead-letters",
 ];

@@ -45,16 +45,18 @@ impl Measurement {
 
     /// Fails if the clocks differ by more than [`DIFFERENCE_MAX`].
     pub fn check(&self) -> Result<(), ClockDiffers> {
-        match self.process_ahead() {
-            ahead if ahead.abs() > DIFFERENCE_MAX => Err(ClockDiffers { ahead }),
-            _ => Ok(()),
-        }
+        check_difference(self.process_ahead())
     }
 
     /// Sets a following clock to the database's time.
     pub fn apply_to(&self, clock: &Clock) {
         clock.follow(self.now, self.sent_at, self.sent_at + self.round_trip);
     }
+}
+
+/// Fails if the clock of this process is ahead of the database's, or behind it, by more than [`DIFFERENCE_MAX`].
+pub fn check_difference(ahead: TimeDelta) -> Result<(), ClockDiffers> {
+    if ahead.abs() > DIFFERENCE_MAX { Err(ClockDiffers { ahead }) } else { Ok(()) }
 }
 
 /// The clock of this process differs too much from that of the database.

@@ -42,6 +42,8 @@ pub struct Reader {
     message_bytes: usize,
     /// All shards advance together, so that messages are read in the order of the log across shards.
     in_log_order: bool,
+    /// How many bytes of content one read loads.
+    bytes_max: usize,
 }
 
 /// The rows of one shard in one read.
@@ -76,13 +78,33 @@ impl Scan {
 
 impl Reader {
     pub(crate) fn new(filter: Filter) -> Reader {
-        Reader { filter, positions: BTreeMap::new(), with_backlog: Vec::new(), message_bytes: 0, in_log_order: false }
+        Reader {
+            filter,
+            positions: BTreeMap::new(),
+            with_backlog: Vec::new(),
+            message_bytes: 0,
+            in_log_order: false,
+            bytes_max: BYTES_MAX,
+        }
     }
 
     /// Reads all shards in the order of the log. The reader must have all shards.
     pub fn in_log_order(mut self) -> Reader {
         self.in_log_order = true;
         self
+    }
+
+    /// Loads at most about this many bytes of content in one read.
+    pub(crate) fn with_bytes_max(mut self, bytes_max: usize) -> Reader {
+        self.bytes_max = bytes_max;
+        self
+    }
+
+    /// Continues a window that ends with `new` after an id, in all shards.
+    pub(crate) fn continue_window(&mut self, new: &Snapshot, last_id: i64) {
+        for position in self.positions.values_mut() {
+            (position.new, position.last_id) = (new.clone(), last_id);
+        }
     }
 
     /// Creates a reader of all shards that starts after `start`.
@@ -155,7 +177,7 @@ impl Reader {
     /// Reads the next messages of the open windows and advances past them. It reads about `limit` rows of the log,
     /// fewer if they are large. Messages are sorted by id; those that the filter does not match are skipped.
     pub async fn read(&mut self, db: &mut PgConnection, limit: u32) -> sqlx::Result<Vec<Message>> {
-        let open = self.open_shards(limit.min((BYTES_MAX / self.message_bytes.max(1)) as u32));
+        let open = self.open_shards(limit.min((self.bytes_max / self.message_bytes.max(1)) as u32));
         if open.is_empty() {
             return Ok(Vec::new());
         }
@@ -197,7 +219,7 @@ impl Reader {
         .collect()
     }
 
-    /// Queries the rows of the open windows and decodes the matching messages, until [`BYTES_MAX`] is reached.
+    /// Queries the rows of the open windows and decodes the matching messages, until `bytes_max` is reached.
     async fn scan(&self, db: &mut PgConnection, open: &[OpenShard]) -> sqlx::Result<Scan> {
         let (sources, subjects) = self.filter.sql_condition();
         let mut rows = sqlx::query(READ)
@@ -220,7 +242,7 @@ impl Reader {
         while let Some(row) = rows.try_next().await? {
             let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
             let scan = shards.entry(shard).or_default();
-            if scan.is_cut || bytes > BYTES_MAX {
+            if scan.is_cut || bytes > self.bytes_max {
                 // The rows of a shard arrive in order, so all later rows of the shard are left over, too.
                 if !std::mem::replace(&mut scan.is_cut, true) {
                     scan.last_id = id - 1;

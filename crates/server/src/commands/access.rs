@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use super::installation::{connect, master_keys, print_target};
+use super::one_installation::require_one_installation;
 use crate::data_dir::DataDir;
 use crate::settings::Settings;
 
@@ -30,7 +31,7 @@ impl HubSession {
     /// Uses the given API key, or the admin key of the settings. Without either, a user who has access to the installation's
     /// database gets a portal token, which [`HubSession::close_after`] deletes. Fails if there is no server or no such tenant.
     pub(super) async fn open(settings: &Settings, server: &ServerArgs, tenant: &Tenant) -> Result<HubSession, Failure> {
-        let base = target_url(settings, server)?;
+        let base = target_url(settings, server).await?;
         check_credential_target(settings, server)?;
         if let Some(key) = server.api_key.clone().map(Secret::new).or_else(|| settings.admin_key.clone()) {
             return Ok(HubSession { api: Api::new(&base, key)?.for_tenant(tenant), token: None });
@@ -61,8 +62,8 @@ impl HubSession {
 
 /// Access to the operator's API: with the given key, the admin key of the settings, or a token that the secret key of the data
 /// folder signs.
-pub(super) fn operator_api(settings: &Settings, server: &ServerArgs) -> Result<Api, Failure> {
-    let base = target_url(settings, server)?;
+pub(super) async fn operator_api(settings: &Settings, server: &ServerArgs) -> Result<Api, Failure> {
+    let base = target_url(settings, server).await?;
     check_credential_target(settings, server)?;
     let key = server.api_key.clone().map(Secret::new).or_else(|| settings.admin_key.clone());
     let key = match key {
@@ -73,7 +74,7 @@ pub(super) fn operator_api(settings: &Settings, server: &ServerArgs) -> Result<A
 }
 
 /// Access to the hub's API as a producer. Fails without an API key: a portal token posts no events.
-pub(super) fn producer_api(settings: &Settings, server: &ServerArgs, tenant: &Tenant) -> Result<Api, Failure> {
+pub(super) async fn producer_api(settings: &Settings, server: &ServerArgs, tenant: &Tenant) -> Result<Api, Failure> {
     check_credential_target(settings, server)?;
     let key = server.api_key.clone().map(Secret::new).or_else(|| settings.admin_key.clone()).ok_or_else(|| {
         Failure::Other(
@@ -81,7 +82,7 @@ pub(super) fn producer_api(settings: &Settings, server: &ServerArgs, tenant: &Te
                 .to_owned(),
         )
     })?;
-    Ok(Api::new(&target_url(settings, server)?, key)?.for_tenant(tenant))
+    Ok(Api::new(&target_url(settings, server).await?, key)?.for_tenant(tenant))
 }
 
 /// Signs a user's token with the secret key of the installation. Fails if the data folder belongs to another one.
@@ -113,10 +114,11 @@ fn check_credential_target(settings: &Settings, server: &ServerArgs) -> Result<(
     )))
 }
 
-/// As [`base_url`]. Prints the address if the settings name a database, which may be that of another server.
-fn target_url(settings: &Settings, server: &ServerArgs) -> Result<String, Failure> {
+/// As [`base_url`]. If the settings name a database, prints the address, and fails if the server belongs to another installation.
+async fn target_url(settings: &Settings, server: &ServerArgs) -> Result<String, Failure> {
     let base = base_url(settings, server)?;
     print_target(settings, &format!("server {base}"));
+    require_one_installation(settings, &base).await?;
     Ok(base)
 }
 

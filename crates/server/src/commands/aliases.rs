@@ -51,10 +51,11 @@ fn redis_url(
 /// The text, percent-encoded as a part of a URL.
 fn encoded(text: &str) -> String {
     text.bytes().fold(String::new(), |mut encoded, byte| {
-        match byte.is_ascii_alphanumeric() {
-            true => encoded.push(char::from(byte)),
+        if byte.is_ascii_alphanumeric() {
+            encoded.push(char::from(byte));
+        } else {
             // Writing to a String does not fail.
-            false => _ = write!(encoded, "%{byte:02X}"),
+            _ = write!(encoded, "%{byte:02X}");
         }
         encoded
     })

@@ -67,7 +67,7 @@ pub(super) async fn set_role(settings: &Settings, email: &str, role: UserRole) -
     print_line(&match role {
         UserRole::Admin => format!("User {id} is an admin; sign in again, or refresh the tokens, to use the role."),
         UserRole::User => {
-            format!("User {id} is no admin, and is signed out; tokens of the former role end within 5 min.")
+            format!("User {id} is not an admin, and is signed out; tokens of the former role end within 5 min.")
         }
     })?;
     Ok(())

@@ -33,6 +33,7 @@ use uuid::Uuid;
 use super::Failure;
 use super::access::{local_address, sign_token};
 use super::installation::connect;
+use super::one_installation::require_one_installation;
 use super::serve::StopSignal;
 use crate::settings::Settings;
 use receiver::Receiver;
@@ -57,14 +58,14 @@ pub(super) struct DemoArgs {
     force: bool,
 }
 
-fn minutes(text: &str) -> Result<f64, String> {
+fn minutes(text: &str) -> Result<f64, &'static str> {
     let given: Option<f64> = text.parse().ok();
-    given.filter(|minutes| (0.01..=1_200.0).contains(minutes)).ok_or("must be a number from 0.01 to 1200".to_owned())
+    given.filter(|minutes| (0.01..=1_200.0).contains(minutes)).ok_or("must be a number from 0.01 to 1200")
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+fn rate(text: &str) -> Result<f64, &'static str> {
     let given: Option<f64> = text.parse().ok();
-    given.filter(|rate| (0.1..=200.0).contains(rate)).ok_or("must be a number from 0.1 to 200".to_owned())
+    given.filter(|rate| (0.1..=200.0).contains(rate)).ok_or("must be a number from 0.1 to 200")
 }
 
 /// What the tasks of the demo share.
@@ -194,6 +195,7 @@ pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failu
     // Before the token is signed: without a server, its error explains more than one about a missing secret key.
     let db = connect(settings)?;
     let base = local_address(settings)?;
+    require_one_installation(settings, &base).await?;
     let time = Duration::from_secs_f64(args.minutes * 60.0);
     let token_time = time + TOKEN_TIME_AFTER;
     let operator_token = sign_token(settings, Uuid::now_v7(), Some(Role::Admin), token_time)?;
@@ -213,7 +215,7 @@ pub(super) async fn run(settings: &Settings, args: DemoArgs) -> Result<(), Failu
     let mut created = Created::default();
     let set_up = setup::create(&demo, &receiver, &mut created).await;
     let result = match set_up {
-        Ok(()) => run_traffic(&demo, &created, &receiver, (&base, time), &mut stop).await,
+        Ok(()) => run_traffic(&demo, &created, &receiver, time, &mut stop).await,
         Err(error) => Err(error),
     };
     demo.stop.cancel();
@@ -227,9 +229,10 @@ async fn run_traffic(
     demo: &Demo,
     created: &Created,
     receiver: &Receiver,
-    (base, time): (&str, Duration),
+    time: Duration,
     stop: &mut StopSignal,
 ) -> Result<(), Failure> {
+    let base = demo.operator.base();
     print_line(&format!("Pillarbox has traffic for {:.0} s. Watch it at {base}/console/", time.as_secs_f64()))?;
     print_line(
         "  webhooks go to endpoints inside this command: one is well, one fails for a while, one is slow, one refuses",

@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use cli::contexts::{self, Target};
+use cli::replays::{Command as Replays, Replay};
 use cli::table::{self, print_note};
+use cli::webhook_replays;
 
 use super::access::{HubSession, operator_api, producer_api};
 use super::secret_flags::{self, SecretFlag};
 use super::{
-    Cli, Command, Failure, KeyCommand, UserCommand, credentials, cursors, dead_letters, demo, load, manual, migrate,
-    options, parity, parked, reconcile, replay, serve, status, tail,
+    Cli, Command, Failure, KeyCommand, UserCommand, credentials, demo, load, manual, migrate, options, parity,
+    reconcile, recover, serve, status,
 };
 use crate::api::api_description;
 use crate::services::SERVICES;
@@ -87,10 +89,11 @@ fn apply_server(target: &Target, command: Option<&mut Command>) -> Result<(), Fa
         Some(Command::Notifications(args)) => &mut args.server,
         Some(Command::Tenants(args)) => &mut args.server,
         Some(Command::Key(KeyCommand::List { server, .. } | KeyCommand::Revoke { server, .. })) => server,
-        Some(Command::Replay(args)) => match args.server_args() {
-            Some(server) => server,
-            None => return Ok(()),
-        },
+        Some(Command::Tail(args)) => &mut args.server,
+        Some(Command::Cursors(args)) => &mut args.server,
+        Some(Command::Parked(args)) => &mut args.server,
+        Some(Command::DeadLetters(args)) => &mut args.server,
+        Some(Command::Replay(args)) => &mut args.server,
         _ => return Ok(()),
     };
     Ok(target.fill(&mut server.server, &mut server.api_key)?)
@@ -107,19 +110,7 @@ async fn run_command(command: Command, settings: &Settings, secrets: &[SecretFla
         }
         Command::User(UserCommand::SetRole { email, role }) => credentials::set_role(settings, &email, role).await?,
         Command::User(UserCommand::Announce) => credentials::announce_users(settings).await?,
-        Command::Tail { from_beginning, from, once, topic } => {
-            let start = match from {
-                Some(time) => tail::Start::Time(time),
-                None if from_beginning => tail::Start::Beginning,
-                None => tail::Start::Now,
-            };
-            tail::tail(settings, start, once, topic).await?;
-        }
-        Command::Cursors(cursors) => cursors::run(settings, cursors).await?,
-        Command::Parked(command) => parked::run(settings, command).await?,
-        Command::DeadLetters(command) => dead_letters::run(settings, command).await?,
-        Command::Replay(args) => replay::replay(settings, args).await?,
-        Command::Recover(args) => replay::recover(settings, args).await?,
+        Command::Recover(args) => recover::run(settings, args).await?,
         Command::Parity(args) => parity::run(settings, args).await?,
         Command::Reconcile(args) => return reconcile::run(settings, args).await,
         Command::Status { json } => return status::run(settings, json).await,
@@ -133,22 +124,29 @@ async fn run_command(command: Command, settings: &Settings, secrets: &[SecretFla
 async fn run_client(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
     match command {
         Command::Key(KeyCommand::List { tenant, json, server }) => {
-            cli::keys::list(&operator_api(settings, &server)?, tenant.as_ref(), json).await?;
+            cli::keys::list(&operator_api(settings, &server).await?, tenant.as_ref(), json).await?;
         }
         Command::Key(KeyCommand::Revoke { id, server }) => {
-            cli::keys::revoke(&operator_api(settings, &server)?, id).await?;
+            cli::keys::revoke(&operator_api(settings, &server).await?, id).await?;
         }
         Command::Tenants(args) => {
-            cli::tenants::run(&operator_api(settings, &args.server)?, args.command).await?;
+            cli::tenants::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
         Command::Emails(args) => {
-            cli::emails::run(&operator_api(settings, &args.server)?, args.command).await?;
+            cli::emails::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
         Command::Notifications(args) => {
-            cli::notifications::run(&operator_api(settings, &args.server)?, args.command).await?;
+            cli::notifications::run(&operator_api(settings, &args.server).await?, args.command).await?;
+        }
+        Command::Tail(args) => cli::tail::run(&operator_api(settings, &args.server).await?, args).await?,
+        Command::Cursors(args) => cli::cursors::run(&operator_api(settings, &args.server).await?, args).await?,
+        Command::Parked(args) => cli::parked::run(&operator_api(settings, &args.server).await?, args.command).await?,
+        Command::DeadLetters(args) => {
+            args.check()?;
+            cli::dead_letters::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
         Command::Send(send) => {
-            let api = producer_api(settings, &send.server, &send.tenant)?;
+            let api = producer_api(settings, &send.server, &send.tenant).await?;
             cli::send::run(&api, send).await?;
         }
         command => return run_of_tenant(command, settings).await,
@@ -180,6 +178,14 @@ async fn run_of_tenant(command: Command, settings: &Settings) -> Result<ExitCode
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             session.close_after(cli::webhook_dead_letters::run(&session.api, args.command)).await?;
         }
+        Command::Replay(Replay { command: Some(Replays::Webhooks(replays)), server, .. }) => {
+            let session = HubSession::open(settings, &server, &replays.tenant).await?;
+            session.close_after(webhook_replays::run(&session.api, *replays)).await?;
+        }
+        Command::Replay(args) => {
+            args.check()?;
+            cli::replays::run(&operator_api(settings, &args.server).await?, args).await?;
+        }
         // Run before.
         Command::Up
         | Command::Serve
@@ -192,11 +198,10 @@ async fn run_of_tenant(command: Command, settings: &Settings) -> Result<ExitCode
         | Command::Send(_)
         | Command::User(_)
         | Command::Demo(_)
-        | Command::Tail { .. }
+        | Command::Tail(_)
         | Command::Cursors(_)
         | Command::Parked(_)
         | Command::DeadLetters(_)
-        | Command::Replay(_)
         | Command::Recover(_)
         | Command::Parity(_)
         | Command::Reconcile(_)

@@ -73,6 +73,19 @@ struct Missing {
     pair: Pair,
 }
 
+/// What the comparison means, in words.
+struct Verdict {
+    /// Whether both sides have received the same.
+    is_good: bool,
+    text: String,
+}
+
+impl Verdict {
+    fn bad(text: &str) -> Verdict {
+        Verdict { is_good: false, text: text.to_owned() }
+    }
+}
+
 /// The result of a comparison.
 #[derive(Debug, Default)]
 struct Found {
@@ -86,35 +99,33 @@ pub(super) async fn run(settings: &Settings, args: Parity) -> Result<(), Failure
     let pool = connect(settings)?;
     let consumers = status::consumers(&pool).await?;
     let of = |name: &str| consumers.iter().find(|consumer| consumer.consumer == name);
-    let result = match (of(NEW), of(LEGACY)) {
+    let verdict = match (of(NEW), of(LEGACY)) {
         (Some(new), Some(legacy)) => {
             let has_records = of(NEW_CONSUMER).is_some() && !args.exchanges_only;
             let found = compare(&mut *pool.acquire().await?, &args, has_records).await?;
-            match args.json {
-                true => found.missing.iter().try_for_each(table::print_json)?,
-                false => print_parity(new, legacy, &found)?,
+            if args.json {
+                found.missing.iter().try_for_each(table::print_json)?;
+            } else {
+                print_parity(new, legacy, &found)?;
             }
-            match has_records || args.exchanges_only {
-                true => found.verdict(has_records),
-                false => found.verdict(false).and_then(|text| Err(format!("{text}\n{NO_RECORDS}"))),
-            }
+            found.verdict(has_records, has_records || args.exchanges_only)
         }
-        (_, None) => {
-            Err("relay.legacy is not registered: dual publish was never enabled here, or the consumer was dropped.\n\
-                          To enable it, set relay.enable_dual_publish = true for the processes with the role relay."
-                .to_owned())
-        }
-        (None, Some(_)) => {
-            Err("relay.email is not registered: the route `email` never ran here, so there is nothing to \
-                                compare.\nWith bus = \"postgres\", relay.enable_routes = [\"email\"] turns it on."
-                .to_owned())
-        }
+        (_, None) => Verdict::bad(
+            "relay.legacy is not registered: dual publish was never enabled here, or the consumer was dropped.\n\
+                 To enable it, set relay.enable_dual_publish = true for the processes with the role relay.",
+        ),
+        (None, Some(_)) => Verdict::bad(
+            "relay.email is not registered: the route `email` never ran here, so there is nothing to compare.\n\
+                 With bus = \"postgres\", relay.enable_routes = [\"email\"] turns it on.",
+        ),
     };
-    match (result, args.check, args.json) {
-        (Err(text), true, _) => return Err(Failure::Other(text)),
-        (_, _, true) => return Ok(()),
-        (Ok(text) | Err(text), ..) => print_line(&text)?,
+    if args.check && !verdict.is_good {
+        return Err(Failure::Other(verdict.text));
     }
+    if args.json {
+        return Ok(());
+    }
+    print_line(&verdict.text)?;
     if of(LEGACY).is_some_and(|legacy| legacy.workers.is_empty()) && of(NEW).is_some() {
         print_line(
             "No process runs relay.legacy. When dual publish is enabled again, it continues where it stopped; to remove it for \
@@ -133,10 +144,7 @@ async fn compare(db: &mut PgConnection, args: &Parity, has_records: bool) -> sql
     let mut result = Found::default();
     while let Some(states) = comparison.next(db).await? {
         let ids: Vec<Uuid> = states.iter().map(|state| state.message_id).collect();
-        let recorded = match has_records {
-            true => parity::processed(db, NEW_CONSUMER, &ids).await?,
-            false => HashSet::new(),
-        };
+        let recorded = if has_records { parity::processed(db, NEW_CONSUMER, &ids).await? } else { HashSet::new() };
         let is_for_new = |state: &&MessageState| has_records && state.consumer == NEW_CONSUMER;
         let expected: HashSet<Uuid> = states.iter().filter(is_for_new).map(|state| state.message_id).collect();
         let mut events: BTreeMap<i64, Missing> = BTreeMap::new();
@@ -166,12 +174,13 @@ impl Found {
         }
     }
 
-    /// Fails with a description of what is missing.
-    fn verdict(&self, has_records: bool) -> Result<String, String> {
+    /// Describes what is missing. `is_complete`: records were compared, or need not be.
+    fn verdict(&self, has_records: bool, is_complete: bool) -> Verdict {
         if self.missing.is_empty() {
             let recorded = if has_records { " notify.mail has a record of all of it." } else { "" };
+            let unknown = if is_complete { String::new() } else { format!("\n{NO_RECORDS}") };
             let text = "The legacy exchange has received everything that the new one has, and vice versa.";
-            return Ok(format!("{text}{recorded}"));
+            return Verdict { is_good: is_complete, text: format!("{text}{recorded}{unknown}") };
         }
         let side = |state: &Option<String>| state.as_deref().unwrap_or("not for it").to_owned();
         let line = |event: &Missing| {
@@ -185,13 +194,13 @@ impl Found {
             rest => format!("\n  and {rest} more: --json lists all of them"),
         };
         let events = table::count(self.missing.len(), "event is", "events are");
-        Err(format!("{events} missing on one side:{named}{rest}"))
+        Verdict::bad(&format!("{events} missing on one side:{named}{rest}"))
     }
 }
 
 impl Pair {
     /// Whether one side has received the event and the other has not, or the new consumer has no record of it. A route that has
-    /// skipped an event did not exist when it was posted, or was reset by an operator: that is no difference.
+    /// skipped an event did not exist when it was posted, or was reset by an operator: that does not count.
     fn is_missing(&self) -> bool {
         let is = |side: &Option<String>, states: &[&str]| side.as_deref().is_some_and(|state| states.contains(&state));
         let (received, lacking) = (["sent"], ["pending", "parked", "dead", "discarded", "unrouted"]);

@@ -8,24 +8,12 @@ use hyper_util::rt::TokioIo;
 use runtime::health::{Kind, State};
 use tokio::net::TcpStream;
 
-use super::Failure;
-use crate::data_dir::DataDir;
 use crate::server_routes::Report;
-use crate::settings::Settings;
 
 /// Timeout of the request.
 const TIME_MAX: Duration = Duration::from_secs(3);
 /// Largest response that is read.
 const BYTES_MAX: usize = 1 << 20;
-
-/// The checks of the server that uses the data folder. Empty when none does, or when `database_url` is set.
-pub(super) async fn load_local(settings: &Settings) -> Result<Vec<State>, Failure> {
-    let server = DataDir::at(&settings.data_dir)?.holder().filter(|_| settings.database_url.is_none());
-    Ok(match server {
-        Some(server) => load(&server).await,
-        None => Vec::new(),
-    })
-}
 
 /// The checks of a server, given its description in the lock file of the data folder. A server that does not respond is
 /// reported as a failed check.

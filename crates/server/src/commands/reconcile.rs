@@ -8,7 +8,7 @@ use events::reconcile::{ReconcileOptions, begin, progress};
 use pillarbox::database::Database;
 
 use super::installation::connect;
-use super::{Failure, seconds};
+use super::{Failure, InvalidDuration, seconds};
 use crate::settings::Settings;
 use cli::table::{print_line, print_note};
 
@@ -31,7 +31,7 @@ pub(super) struct Reconcile {
     wait_seconds: Duration,
 }
 
-fn wait_time(text: &str) -> Result<Duration, String> {
+fn wait_time(text: &str) -> Result<Duration, InvalidDuration> {
     seconds(text, 3_600)
 }
 

@@ -224,9 +224,10 @@ fn greet(running: &Running, settings: &Settings, data_dir: &DataDir) {
 /// The command that starts the demo on this installation.
 fn demo_command(data_dir: &DataDir) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "pillarbox".to_owned());
-    match data_dir.path() == Settings::default().data_dir {
-        true => format!("{program} demo"),
-        false => format!("{program} demo --data-dir {}", data_dir.path().display()),
+    if data_dir.path() == Settings::default().data_dir {
+        format!("{program} demo")
+    } else {
+        format!("{program} demo --data-dir {}", data_dir.path().display())
     }
 }
 

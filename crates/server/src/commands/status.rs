@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use admin::operator::{ConsumerState, ConsumerView, consumers_with_state};
+use cli::cursors;
 use cli::table::{self, print_line};
 use pillarbox::database::{self, Database, cluster_identity};
 use pillarbox::operations::dead_letters::{self, Selection};
@@ -10,9 +12,8 @@ use pillarbox::operations::status::{self, ConsumerStatus};
 use runtime::health::{Health, Kind, State};
 use serde::Serialize;
 
-use super::consumers::{Consumer, ConsumerState, load_consumers};
 use super::installation::{database_options, pool, print_database};
-use super::{Failure, consumers, readyz};
+use super::{Failure, readyz};
 use crate::checks::Checks;
 use crate::data_dir::DataDir;
 use crate::settings::{Bus, Settings};
@@ -40,7 +41,7 @@ struct Report {
     /// The processes that run on this database. Absent: they were not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Vec<String>>,
-    consumers: Vec<Consumer>,
+    consumers: Vec<ConsumerView>,
     /// The default routes to RabbitMQ to which no queue has to be bound.
     #[serde(skip)]
     optional_routes: Vec<String>,
@@ -61,14 +62,15 @@ struct Report {
 /// consumer needs attention. Fails when a setting is invalid or the database fails while it is read.
 pub(super) async fn run(settings: &Settings, json: bool) -> Result<ExitCode, Failure> {
     let report = load(settings).await?;
-    match json {
-        true => table::print_json(&report)?,
-        false => print(&report)?,
+    if json {
+        table::print_json(&report)?;
+    } else {
+        print(&report)?;
     }
     let needs_attention = report.checks.iter().any(|check| check.required && !check.up)
         || report.processes.as_ref().is_some_and(Vec::is_empty)
         || report.is_restored
-        || report.consumers.iter().any(Consumer::needs_attention);
+        || report.consumers.iter().any(ConsumerView::needs_attention);
     Ok(if needs_attention { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -115,7 +117,7 @@ async fn load(settings: &Settings) -> Result<Report, Failure> {
     if report.lacks_migrations.is_empty() {
         report.is_restored = cluster_identity::is_restored(&mut *db.acquire().await?).await?;
         report.processes = Some(status::processes(&db).await?);
-        report.consumers = load_consumers(&db, &report.checks).await?;
+        report.consumers = consumers_with_state(&db, &report.checks).await?;
         report.routes_off = routes_off(settings, &report);
         report.other_dead_letters =
             dead_letters::without_consumer(&db, &Selection::default()).await?.into_iter().collect();
@@ -172,13 +174,13 @@ fn print(report: &Report) -> std::io::Result<()> {
         line("log", "restored or copied: nothing is sent until you run `pillarbox recover --from TIME` or `--skip`")?;
     }
     let in_state = |state| report.consumers.iter().filter(move |consumer| consumer.state == state);
-    for Consumer { status: ConsumerStatus { consumer, .. }, .. } in in_state(ConsumerState::Lapsed) {
+    for ConsumerView { status: ConsumerStatus { consumer, .. }, .. } in in_state(ConsumerState::Lapsed) {
         line(
             "lapsed",
             &format!("{consumer}: `pillarbox cursors reset {consumer}` or `pillarbox cursors drop {consumer}`"),
         )?;
     }
-    let idle: Vec<&str> = in_state(ConsumerState::Nobody)
+    let idle: Vec<&str> = in_state(ConsumerState::NoWorker)
         .filter(|consumer| consumer.is_behind())
         .map(|consumer| &*consumer.status.consumer)
         .collect();
@@ -194,7 +196,8 @@ fn print(report: &Report) -> std::io::Result<()> {
     print_given_up(report)?;
     if !report.consumers.is_empty() {
         print_line("")?;
-        consumers::print(&report.consumers)?;
+        let consumers = report.consumers.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?;
+        cursors::print(&consumers)?;
     }
     Ok(())
 }
@@ -203,9 +206,10 @@ fn print(report: &Report) -> std::io::Result<()> {
 fn print_unrouted(report: &Report) -> std::io::Result<()> {
     for ConsumerStatus { consumer, unrouted, .. } in report.consumers.iter().map(|consumer| &consumer.status) {
         if *unrouted > 0 {
-            let advice = match report.optional_routes.contains(consumer) {
-                true => "no queue is bound for them, and none has to be. To receive them,",
-                false => "RabbitMQ had no queue for them:",
+            let advice = if report.optional_routes.contains(consumer) {
+                "no queue is bound for them, and none has to be. To receive them,"
+            } else {
+                "RabbitMQ had no queue for them:"
             };
             let command = format!("`pillarbox replay --consumer {consumer} --from 2h`");
             let line =

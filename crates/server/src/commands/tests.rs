@@ -155,7 +155,7 @@ fn the_tables_contain_every_list_setting() {
             _ => {}
         }
     }
-    // Their default is no list but null: loopback or nothing, and the default routes.
+    // Their default is null instead of a list: loopback or nothing, and the default routes.
     lists.extend(["hub.allowed_networks", "relay.routes"].map(str::to_owned));
     let plain = plain_lists().into_iter().map(|(name, _, _)| name.to_owned());
     let tested: BTreeSet<String> =
@@ -329,7 +329,7 @@ fn the_alert_rules_use_metrics_that_exist() {
     assert!(used.contains("pillarbox_progress_redis_memory_ratio") && rules.contains("ratio > 0.8"), "{used:?}");
     for gauge in ["pillarbox_notifications_dead", "pillarbox_notifications_oldest_seconds", "pillarbox_mail_dead_total"]
     {
-        assert!(used.contains(gauge), "{gauge} alerts nobody");
+        assert!(used.contains(gauge), "no alert uses {gauge}");
     }
     assert!(rules.contains("histogram_quantile(0.99, ") && rules.contains(") > 0.1"), "p99 above 100 ms");
 }

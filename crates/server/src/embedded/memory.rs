@@ -1,6 +1,6 @@
 //! The memory settings of the embedded PostgreSQL, scaled to the machine.
 //!
-//! They are modest: Pillarbox itself and whatever else runs on the machine need memory, too.
+//! They are modest: Pillarbox itself and the other programs of the machine also need memory.
 
 use std::fs;
 

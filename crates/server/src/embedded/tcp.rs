@@ -1,5 +1,5 @@
 //! Access to the embedded PostgreSQL over TCP on this machine, for the programs of other users and for clients that cannot use a
-//! Unix socket. Such a program logs in with a role of its own, which may post messages and create tables, and with a password.
+//! Unix socket. Such a program logs in with a separate role, which may post messages and create tables, and with a password.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -7,13 +7,17 @@ use serde::de::{Deserializer, Error, Visitor};
 
 const EXPECTED: &str = "an address and port such as 127.0.0.1:8080 or localhost:8080, or a port such as 8080";
 
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("must be {EXPECTED}")]
+pub(crate) struct InvalidAddress;
+
 /// Parses an address with a port, `localhost` with a port, or a port of this machine alone. Fails with the accepted forms.
 ///
 /// `localhost` is not resolved: it may be an address of each IP version, and the server listens on one.
-pub(crate) fn parse(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn parse(text: &str) -> Result<SocketAddr, InvalidAddress> {
     let port = |text: &str| text.parse().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let parsed = text.parse().ok().or_else(|| port(text.strip_prefix("localhost:").unwrap_or(text)));
-    parsed.ok_or_else(|| format!("must be {EXPECTED}"))
+    parsed.ok_or(InvalidAddress)
 }
 
 /// For serde: text in one of the forms of [`parse`], or the port as a number.
@@ -60,7 +64,7 @@ mod tests {
             assert_eq!(parse(text), Ok(expected.parse().unwrap()), "{text}");
         }
         for text in ["", "localhost", "0.0.0.0", "65536", "-1", ":8080", "example.com:80", "localhost:http"] {
-            assert!(parse(text).unwrap_err().contains("localhost:8080"), "{text}");
+            assert!(parse(text).unwrap_err().to_string().contains("localhost:8080"), "{text}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! `/admin/v1/dead-letters`: messages that consumers gave up.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,11 +11,12 @@ use http_kit::idempotency::{Mutation, StoredResponse};
 use http_kit::page::{Listing, Page, PageScope};
 use http_kit::problem::Problem;
 use pillarbox::operations::dead_letters::{self, Bulk};
-use service::idempotency::{StoreResponse, run_once};
+use serde::Serialize;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::IDEMPOTENCY_KEY;
+use super::{IDEMPOTENCY_KEY, change};
 use crate::Administration;
 use crate::operator::filters::{DeadLetterChoice, DeadLetterFilters, DeadLetterSelection};
 use crate::operator::{DeadLetterView, Error, flow};
@@ -27,6 +29,19 @@ pub(super) fn router() -> OpenApiRouter<Arc<Administration>> {
         .routes(routes!(show))
         .routes(routes!(retry))
         .routes(routes!(discard))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ConsumerDeadLetterRetries)]
+struct RetryResult {
+    /// How many dead letters are parked again.
+    count: u64,
+    /// There may be more: repeat the request.
+    more: bool,
+    /// The number of selected dead letters by consumer that cannot be retried: those of intake queues, and of consumers that no
+    /// longer exist.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    without_consumer: BTreeMap<String, i64>,
 }
 
 /// List dead letters, oldest first
@@ -72,13 +87,7 @@ async fn retry(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&admin.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            flow::retry_dead_letter(tx, id).await?;
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+    change(&admin, identity, StatusCode::ACCEPTED, move |tx| Box::pin(flow::retry_dead_letter(tx, id))).await
 }
 
 /// Discard a dead letter
@@ -93,33 +102,31 @@ async fn discard(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&admin.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            flow::discard_dead_letter(tx, id).await?;
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-        })
-    })
-    .await
+    change(&admin, identity, StatusCode::NO_CONTENT, move |tx| Box::pin(flow::discard_dead_letter(tx, id))).await
 }
 
 /// Retry many dead letters
 ///
 /// Processes up to 100,000 dead letters in transactions of 1,000; `more` tells whether to repeat the request. It needs no
-/// Idempotency-Key: retried messages are no longer dead letters, so a repeated request continues with the rest.
+/// Idempotency-Key: retried messages leave the list of dead letters, so a repeated request continues with the rest.
 #[utoipa::path(post, path = "/admin/v1/dead-letters/retry", operation_id = "retryConsumerDeadLetters", tag = "operator", request_body = DeadLetterChoice,
-    security(("bearer" = [])), responses((status = 200, body = crate::schemas::BulkResult)))]
+    security(("bearer" = [])), responses((status = 200, body = RetryResult)))]
 async fn retry_many(
     State(admin): State<Arc<Administration>>,
     _: Operator,
     Json(selection): Json<DeadLetterSelection>,
-) -> Result<Json<Bulk>, Problem> {
-    Ok(Json(flow::retry_dead_letters(&admin.db, &selection.into_query()?).await?))
+) -> Result<Json<RetryResult>, Problem> {
+    let selection = selection.into_query()?;
+    let Bulk { count, more } = flow::retry_dead_letters(&admin.db, &selection).await?;
+    let mut db = admin.db.acquire().await.map_err(Error::Database)?;
+    let without_consumer = dead_letters::without_consumer(&mut *db, &selection).await.map_err(Error::Database)?;
+    Ok(Json(RetryResult { count, more, without_consumer: without_consumer.into_iter().collect() }))
 }
 
 /// Discard many dead letters
 ///
 /// Processes up to 100,000 dead letters in transactions of 1,000; `more` tells whether to repeat the request. It needs no
-/// Idempotency-Key: discarded messages are no longer dead letters, so a repeated request continues with the rest.
+/// Idempotency-Key: discarded messages leave the list of dead letters, so a repeated request continues with the rest.
 #[utoipa::path(post, path = "/admin/v1/dead-letters/discard", operation_id = "discardConsumerDeadLetters", tag = "operator", request_body = DeadLetterChoice,
     security(("bearer" = [])), responses((status = 200, body = crate::schemas::BulkResult)))]
 async fn discard_many(

@@ -10,11 +10,10 @@ use http_kit::idempotency::{Mutation, StoredResponse};
 use http_kit::page::{Listing, Page, PageScope};
 use http_kit::problem::Problem;
 use pillarbox::operations::parked;
-use service::idempotency::{StoreResponse, run_once};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::IDEMPOTENCY_KEY;
+use super::{IDEMPOTENCY_KEY, change};
 use crate::Administration;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, ParkedView, flow};
@@ -55,13 +54,7 @@ async fn retry(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&admin.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            flow::retry_parked(tx, place).await?;
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+    change(&admin, identity, StatusCode::ACCEPTED, move |tx| Box::pin(flow::retry_parked(tx, place))).await
 }
 
 /// Discard a parked message
@@ -78,11 +71,5 @@ async fn discard(
     Path(place): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&admin.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            flow::discard_parked(tx, place).await?;
-            Ok(StoredResponse::empty(StatusCode::ACCEPTED))
-        })
-    })
-    .await
+    change(&admin, identity, StatusCode::ACCEPTED, move |tx| Box::pin(flow::discard_parked(tx, place))).await
 }

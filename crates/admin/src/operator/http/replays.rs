@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use http_kit::auth::Operator;
-use http_kit::extract::Path;
+use http_kit::extract::{Json, Path};
 use http_kit::idempotency::{JsonBody, Mutation, StoredResponse};
 use http_kit::page::{Listing, Page, PageScope};
 use http_kit::problem::Problem;
@@ -17,13 +17,13 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::IDEMPOTENCY_KEY;
+use super::{IDEMPOTENCY_KEY, change};
 use crate::Administration;
 use crate::operator::filters::ConsumerFilter;
 use crate::operator::{Error, flow};
 
 pub(super) fn router() -> OpenApiRouter<Arc<Administration>> {
-    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(cancel))
+    OpenApiRouter::new().routes(routes!(list, create)).routes(routes!(show, cancel))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -62,6 +62,19 @@ async fn list(
     let mut db = admin.db.acquire().await.map_err(Error::Database)?;
     let replays = replays::list(&mut *db, filters.consumer.as_deref(), before, i64::from(limit) + 1).await;
     Ok(scope.cut(replays.map_err(Error::Database)?, limit, |replay| replay.id))
+}
+
+/// Get a replay with its progress
+#[utoipa::path(get, path = "/admin/v1/replays/{id}", operation_id = "getConsumerReplay", tag = "operator", params(("id" = i64, Path)),
+    security(("bearer" = [])),
+    responses((status = 200, body = crate::schemas::ConsumerReplay), (status = 404, description = "The replay does not exist")))]
+async fn show(
+    State(admin): State<Arc<Administration>>,
+    _: Operator,
+    Path(id): Path<i64>,
+) -> Result<Json<Replay>, Problem> {
+    let mut db = admin.db.acquire().await.map_err(Error::Database)?;
+    Ok(Json(flow::replay(&mut db, id).await?))
 }
 
 /// Start a replay: a consumer reads a time range again
@@ -103,11 +116,5 @@ async fn cancel(
     Path(id): Path<i64>,
     Mutation { identity, .. }: Mutation<()>,
 ) -> Result<StoredResponse, Problem> {
-    run_once(&admin.db, identity.as_ref(), StoreResponse::WithBody, |tx| {
-        Box::pin(async move {
-            flow::cancel_replay(tx, id).await?;
-            Ok(StoredResponse::empty(StatusCode::NO_CONTENT))
-        })
-    })
-    .await
+    change(&admin, identity, StatusCode::NO_CONTENT, move |tx| Box::pin(flow::cancel_replay(tx, id))).await
 }

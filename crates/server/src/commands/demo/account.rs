@@ -71,7 +71,7 @@ async fn captured_token(demo: &Demo, email: &str) -> Result<String, ApiError> {
         if let Some(token) = mails["items"][0]["text"].as_str().and_then(token_in) {
             return Ok(token);
         }
-        // Also when the demo ends meanwhile: an account that is not verified could not be deleted.
+        // Also when the demo ends first: an account that is not verified could not be deleted.
         tokio::time::sleep(EMAIL_PAUSE).await;
     }
     Err(ApiError::Invalid("the e-mail of the registration was not captured".to_owned()))

@@ -105,7 +105,7 @@ pub(super) async fn remove(demo: &Demo, created: &Created) {
     }
 }
 
-/// Discards what a subscriber of the demo has refused: once it is deleted, nobody could retry it.
+/// Discards what a subscriber of the demo has refused: once it is deleted, nothing can retry it.
 async fn discard_dead_letters(demo: &Demo, subscriber: &str) {
     let pause = format!("/hub/v1/subscribers/{subscriber}/pause");
     let paused = demo.operator.send(Method::POST, &pause, None).await;

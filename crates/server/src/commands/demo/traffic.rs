@@ -106,7 +106,7 @@ async fn notify(demo: Demo, producer: Api) {
     tokio::join!(with_recipient(&demo, &waiter, post_business_events(&demo, &producer)), notify_manager(&demo));
 }
 
-/// Somebody with an address, who gets e-mails. With a mail server, they would be sent, so there is nobody then.
+/// A person with an address, who gets e-mails. None with a mail server, which would send them.
 async fn notify_manager(demo: &Demo) {
     match used_servers(&demo.operator).await {
         Ok(used) if used.iter().any(|name| name == "smtp") => return,

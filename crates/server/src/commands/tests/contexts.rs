@@ -124,7 +124,7 @@ fn the_lists_of_commands_name_existing_commands() {
     }
     let mut known = BTreeSet::new();
     collect(&options::command(), "", &mut known);
-    for path in READ_ONLY.iter().chain(&WITHOUT_DATABASE) {
+    for path in READ_ONLY.iter().chain(WITHOUT_DATABASE) {
         assert!(known.contains(*path), "{path}");
     }
     let verbs = ["delete", "discard", "drop", "reset", "revoke", "seek", "retry", "import", "remove"];
@@ -153,7 +153,7 @@ fn the_key_of_a_context_is_read_from_its_file_and_sent_to_its_server_alone() {
     assert_eq!(fill("b", None, Some("given")), pair("http://b:1", "given"));
     let error = fill("b", None, None).unwrap_err();
     assert!(error.contains("context b") && error.contains("PILLARBOX_API_KEY"), "{error}");
-    let error = choose("pillarbox parked list --context a", &[], &file).unwrap_err();
+    let error = choose("pillarbox parity --context a", &[], &file).unwrap_err();
     assert!(error.contains("context a") && error.contains("--data-dir"), "{error}");
 
     fs::set_permissions(&key, fs::Permissions::from_mode(0o640)).unwrap();
