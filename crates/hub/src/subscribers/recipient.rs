@@ -70,7 +70,10 @@ fn with_auth(
                 scope: credentials.scope.as_deref(),
                 audience: credentials.audience.as_deref(),
             };
-            Ok((target, Some(TokenSource::new(&subscriber.to_string(), &credentials)?)))
+            Ok((
+                target,
+                Some(TokenSource::new(&subscriber.to_string(), &credentials).map_err(|error| error.to_string())?),
+            ))
         }
         Some(EndpointAuth::Mtls(pair)) => {
             let owner = subscriber.to_string();
