@@ -110,7 +110,7 @@ impl Server {
     async fn ping(&self) -> Result<(), String> {
         match self {
             Server::Postgres(db) => database::ping(db).await.map_err(|error| error.to_string()),
-            Server::Pooler(db) => pooler::ping(db).await,
+            Server::Pooler(db) => pooler::ping(db).await.map_err(|error| error.to_string()),
             Server::RabbitMq(broker) => broker.check().await.map_err(|error| error.to_string()),
             Server::Redis(redis) => redis.ping().await.map_err(|error| error.to_string()),
             Server::Smtp(smtp) => smtp.ping().await.map_err(|error| error.to_string()),

@@ -343,7 +343,7 @@ fn token_lifetime(text: &str) -> Result<Duration, String> {
 
 /// Parses a duration, or a number of seconds. Fails with the accepted values if it is 0 or longer than `max` seconds.
 fn seconds(text: &str, max: u64) -> Result<Duration, String> {
-    match duration::in_unit(text, Unit::Second)? {
+    match duration::in_unit(text, Unit::Second).map_err(|error| error.to_string())? {
         seconds if (1..=max).contains(&seconds) => Ok(Duration::from_secs(seconds)),
         _ => Err(format!("must be from 1 s to {} h", max / 3_600)),
     }

@@ -1,7 +1,7 @@
 //! SQL of the audit trail.
 
 use chrono::{DateTime, Utc};
-use pillarbox::log::Tenant;
+use pillarbox::log::{InvalidTenant, Tenant};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -93,7 +93,7 @@ fn line(row: &PgRow) -> sqlx::Result<AuditLine> {
         id: row.try_get("id")?,
         at: row.try_get("at")?,
         key_id: row.try_get("key_id")?,
-        tenant: tenant.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+        tenant: tenant.parse().map_err(|error: InvalidTenant| sqlx::Error::Decode(error.into()))?,
         method: row.try_get("method")?,
         route: row.try_get("route")?,
         status: row.try_get::<Option<i16>, _>("status")?.map(i16::unsigned_abs),

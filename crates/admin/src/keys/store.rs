@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use http_kit::auth::{Caller, Principal};
 use pillarbox::log::{STANDING_COLUMNS, standing_of};
+use sqlx::error::BoxDynError;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -48,11 +49,10 @@ pub(super) async fn find_caller(db: &mut PgConnection, digest: [u8; 32]) -> sqlx
 }
 
 fn caller(row: &PgRow) -> sqlx::Result<Caller> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
     let id: Uuid = row.try_get("id")?;
-    let tenant = row.try_get::<&str, _>("tenant_name")?.parse().map_err(parsed)?;
-    let role = row.try_get::<Option<&str>, _>("role")?.map(str::parse).transpose().map_err(parsed)?;
-    let portal = row.try_get::<Option<&str>, _>("access")?.map(str::parse).transpose().map_err(parsed)?;
+    let tenant = row.try_get::<&str, _>("tenant_name")?.parse().map_err(decode_error)?;
+    let role = row.try_get::<Option<&str>, _>("role")?.map(str::parse).transpose().map_err(decode_error)?;
+    let portal = row.try_get::<Option<&str>, _>("access")?.map(str::parse).transpose().map_err(decode_error)?;
     let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
     Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant, role) })
 }
@@ -141,15 +141,18 @@ pub(super) async fn set_fingerprint(db: &mut PgConnection, fingerprint: &str) ->
 }
 
 fn key(row: &PgRow) -> sqlx::Result<ApiKey> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
     Ok(ApiKey {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
         hint: row.try_get("hint")?,
-        role: row.try_get::<&str, _>("role")?.parse().map_err(parsed)?,
-        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(parsed)?,
+        role: row.try_get::<&str, _>("role")?.parse().map_err(decode_error)?,
+        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(decode_error)?,
         created_at: row.try_get("created_at")?,
         expires_at: row.try_get("expires_at")?,
         revoked_at: row.try_get("revoked_at")?,
     })
+}
+
+fn decode_error(error: impl Into<BoxDynError>) -> sqlx::Error {
+    sqlx::Error::Decode(error.into())
 }

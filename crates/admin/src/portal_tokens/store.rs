@@ -1,6 +1,7 @@
 //! SQL of portal tokens.
 
 use chrono::{DateTime, Utc};
+use sqlx::error::BoxDynError;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row};
 use uuid::Uuid;
@@ -71,13 +72,16 @@ pub(super) async fn delete_expired(db: &mut PgConnection) -> sqlx::Result<()> {
 }
 
 fn token(row: &PgRow) -> sqlx::Result<PortalToken> {
-    let parsed = |error: String| sqlx::Error::Decode(error.into());
     Ok(PortalToken {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
-        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(parsed)?,
-        access: row.try_get::<&str, _>("access")?.parse().map_err(parsed)?,
+        tenant: row.try_get::<&str, _>("tenant")?.parse().map_err(decode_error)?,
+        access: row.try_get::<&str, _>("access")?.parse().map_err(decode_error)?,
         created_at: row.try_get("created_at")?,
         expires_at: row.try_get("expires_at")?,
     })
+}
+
+fn decode_error(error: impl Into<BoxDynError>) -> sqlx::Error {
+    sqlx::Error::Decode(error.into())
 }

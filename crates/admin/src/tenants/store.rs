@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use pillarbox::log::{InvalidTenant, Tenant, TenantStanding};
 use pillarbox::log::{STANDING_COLUMNS, standing_of};
-use pillarbox::log::{Tenant, TenantStanding};
 use sqlx::postgres::PgRow;
 use sqlx::types::Json;
 use sqlx::{PgConnection, Row};
@@ -168,7 +168,7 @@ pub(super) async fn count_processes(db: &mut PgConnection) -> sqlx::Result<i64> 
 }
 
 fn name_of(row: &PgRow) -> sqlx::Result<Tenant> {
-    row.try_get::<&str, _>("name")?.parse().map_err(|error: String| sqlx::Error::Decode(error.into()))
+    row.try_get::<&str, _>("name")?.parse().map_err(|error: InvalidTenant| sqlx::Error::Decode(error.into()))
 }
 
 fn tenant(row: &PgRow) -> sqlx::Result<TenantRecord> {

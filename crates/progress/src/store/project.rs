@@ -193,7 +193,7 @@ fn project_of(row: &PgRow) -> sqlx::Result<Project> {
     let tenant: String = row.try_get("tenant")?;
     Ok(Project {
         id: row.try_get("id")?,
-        tenant: tenant.try_into().map_err(|error: String| sqlx::Error::Decode(error.into()))?,
+        tenant: tenant.try_into().map_err(|error: pillarbox::log::InvalidTenant| sqlx::Error::Decode(error.into()))?,
         owner: row.try_get("owner")?,
         token: row.try_get("token")?,
         run: row.try_get("run")?,

@@ -39,7 +39,7 @@ pub(super) async fn tail(settings: &Settings, start: Start, once: bool, topic: O
     let filter = match topic {
         Some(topic) => {
             let under = MessagePattern::topic(&format!("{topic}.#"));
-            under.check().map_err(Failure::Other)?;
+            under.check().map_err(|error| Failure::Other(error.to_string()))?;
             Filter::matching(&under)
         }
         None => Filter::everything(),
