@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 
-use pillarbox::log::Tenant;
+use pillarbox::log::{InvalidTenant, Tenant};
 
 use crate::caller::{Caller, Principal, Role};
 use crate::header::{malformed_header, single_header};
@@ -61,7 +61,7 @@ pub(super) fn requested_tenant(
                       a key of the tenant itself needs no header";
         return Err(Problem::forbidden(detail));
     }
-    name.parse().map(Some).map_err(|detail: String| malformed_header(&HEADER, &detail))
+    name.parse().map(Some).map_err(|error: InvalidTenant| malformed_header(&HEADER, &error.to_string()))
 }
 
 fn may_act_for_tenants(caller: &Caller) -> bool {
