@@ -4,9 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::paths::paths;
 
-/// Crates that do not pass yet, with the reason.
-pub(crate) const EXCEPTIONS: [(&str, &str); 1] = [("http-kit", "extractors, callers and admission know each other")];
-
 /// The cycles among the top-level modules of one crate: one for each group of modules that depend on each other. `files` are its
 /// sources, with paths below its `src`. The root of the crate is not a module: it may name all of them, and they may name its
 /// items; a name that it re-exports counts as that of the module which defines it.

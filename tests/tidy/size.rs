@@ -1,7 +1,24 @@
 //! Limits on the size of structs, functions and test files.
 
 /// A larger struct is split into parts.
-const FIELDS_MAX: usize = 15;
+const FIELDS_MAX: usize = 12;
+/// Structs that are larger, by path and name. They await a split; none is added.
+pub(crate) const LARGE_STRUCTS: [(&str, &str); 14] = [
+    ("crates/hub/src/dead_letters/store.rs", "DeadLetter"),
+    ("crates/hub/src/deliveries/recipient.rs", "Recipient"),
+    ("crates/hub/src/dispatch/mod.rs", "Dispatcher"),
+    ("crates/hub/src/dispatch/subscriber_queue.rs", "SubscriberQueue"),
+    ("crates/hub/src/event_types/schema.rs", "Node"),
+    ("crates/hub/src/fanout/mod.rs", "FanOut"),
+    ("crates/hub/src/lib.rs", "Hub"),
+    ("crates/joins/src/domain.rs", "HistoryEntry"),
+    ("crates/notify/src/domain.rs", "ClaimedMail"),
+    ("crates/notify/src/domain.rs", "NewMail"),
+    ("crates/notify/src/store.rs", "MailRecord"),
+    ("crates/pillarbox/src/consumers/outcomes.rs", "Outcomes"),
+    ("crates/pillarbox/src/consumers/shard_worker.rs", "ShardWorker"),
+    ("crates/service/src/lib.rs", "ServiceContext"),
+];
 /// A longer function is split into steps.
 const LINES_OF_A_FUNCTION_MAX: usize = 60;
 /// A longer test file is split by topic.
@@ -10,22 +27,34 @@ const LINES_OF_A_TEST_FILE_MAX: usize = 400;
 /// A type with one of these derives mirrors a format, whose number of fields is not a matter of style.
 const WIRE_DERIVES: [&str; 3] = ["Serialize", "Deserialize", "ToSchema"];
 
-/// The structs with too many fields, except settings and wire types.
+/// The structs with too many fields, except settings and wire types, and the exceptions that are no longer needed.
 pub(crate) fn large_structs(path: &str, text: &str) -> Vec<String> {
+    let found = structs_above(FIELDS_MAX, path, text);
+    let is_exception = |name: &str| LARGE_STRUCTS.contains(&(path, name));
+    let exceptions = LARGE_STRUCTS.iter().filter(|(file, _)| *file == path);
+    let unneeded = exceptions.filter(|(_, name)| found.iter().all(|(large, _)| large != name));
+    let unneeded = unneeded.map(|(_, name)| format!("struct `{name}` is not an exception any more"));
+    let large = found.iter().filter(|(name, _)| !is_exception(name));
+    let large = large.map(|(name, fields)| format!("struct `{name}` has {fields} fields (at most {FIELDS_MAX})"));
+    large.chain(unneeded).collect()
+}
+
+/// The structs with more than `max` fields, and how many they have.
+fn structs_above(max: usize, path: &str, text: &str) -> Vec<(String, usize)> {
     if path.contains("settings") {
         return Vec::new();
     }
     let lines: Vec<&str> = text.lines().collect();
-    let mut violations = Vec::new();
+    let mut found = Vec::new();
     for (at, line) in lines.iter().enumerate() {
         let Some(name) = struct_with_fields(line) else { continue };
         let is_wire = attributes_before(&lines, at).any(|line| WIRE_DERIVES.iter().any(|derive| line.contains(derive)));
         let fields = block(&lines, at).iter().filter(|field| is_field(line, field)).count();
-        if fields > FIELDS_MAX && !is_wire && !name.ends_with("Settings") {
-            violations.push(format!("struct `{name}` has {fields} fields (at most {FIELDS_MAX})"));
+        if fields > max && !is_wire && !name.ends_with("Settings") {
+            found.push((name.to_owned(), fields));
         }
     }
-    violations
+    found
 }
 
 /// The functions with too many lines. Tests are exempt: a test tells one story.
@@ -119,12 +148,15 @@ mod samples {
     #[test]
     fn a_large_struct_is_found_unless_it_is_a_wire_type_or_settings() {
         let path = "crates/a/src/state.rs";
-        assert_eq!(large_structs(path, &a_struct("#[derive(Debug)]", "State", 15)), [""; 0]);
-        assert_eq!(large_structs(path, &a_struct("#[derive(Debug)]", "State", 16)).len(), 1);
+        assert_eq!(large_structs(path, &a_struct("#[derive(Debug)]", "State", 12)), [""; 0]);
+        assert_eq!(large_structs(path, &a_struct("#[derive(Debug)]", "State", 13)).len(), 1);
         assert_eq!(large_structs(path, &a_struct("#[derive(Debug, Serialize)]", "View", 16)), [""; 0]);
         assert_eq!(large_structs(path, &a_struct("#[derive(\n    Debug,\n    ToSchema\n)]", "View", 16)), [""; 0]);
         assert_eq!(large_structs(path, &a_struct("#[derive(Debug)]", "HubSettings", 16)), [""; 0]);
         assert_eq!(large_structs("crates/a/src/settings.rs", &a_struct("", "All", 16)), [""; 0]);
+        let (path, name) = LARGE_STRUCTS[0];
+        assert_eq!(large_structs(path, &a_struct("", name, 13)), [""; 0], "an exception");
+        assert_eq!(large_structs(path, &a_struct("", name, 12)).len(), 1, "an exception that is not needed");
     }
 
     #[test]

@@ -172,7 +172,7 @@ fn client_for_any_server() -> Result<Client, Failure> {
     let allowed_networks = AllowedNetworks::new(anywhere);
     let extra_roots = extra_roots()?;
     let settings = ClientSettings { allowed_networks, extra_roots, ..ClientSettings::default() };
-    Client::new(settings).map_err(Failure::Other)
+    Client::new(settings).map_err(|error| Failure::Other(error.to_string()))
 }
 
 fn responder(listen: &Listen) -> Result<Responder, Failure> {

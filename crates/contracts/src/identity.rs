@@ -14,7 +14,7 @@ pub const CONTACTS_SOURCE: &str = "identity.contacts";
 pub const EMAIL_VERIFICATION_REQUESTED: &str = "email.verification.requested";
 pub const EMAIL_PASSWORD_RESET_REQUESTED: &str = "email.password_reset.requested";
 pub const EMAIL_PASSWORD_CHANGED: &str = "email.password.changed";
-/// Somebody tried to register with the address of an account.
+/// A registration was attempted with the address of an account.
 pub const EMAIL_ACCOUNT_EXISTS: &str = "email.account.exists";
 
 /// An account was deleted. Every service deletes the personal data of the user.

@@ -19,7 +19,7 @@ pub const EVENT_TYPE_CHARS_MAX: usize = 200 - NOTIFICATION_TOPIC_PREFIX.len();
 /// The space for the other fields of a [`NotificationPosted`] beside the payload, in bytes.
 const WRAPPER_BYTES_MAX: usize = 512;
 
-/// The largest payload of a business event, in bytes: its hub event is a message, too. `pillarbox.notify` has the same limit.
+/// The largest payload of a business event, in bytes: its hub event is also a message. `pillarbox.notify` has the same limit.
 pub const PAYLOAD_BYTES_MAX: usize = MESSAGE_BYTES_MAX - WRAPPER_BYTES_MAX;
 
 /// The payload of the hub event of a notification over the channel `webhook`, in the tenant of its recipient.

@@ -1,8 +1,8 @@
 //! How callers share what is limited: one busy caller must not take it from the others.
 //!
 //! [`caller_id`] defines what one caller is, for all of it: a user; a tenant with all its API keys and portal tokens; or a network
-//! of clients without credentials. [`limit`] also counts each API key and each portal token for itself, because its limit is
-//! that of a credential.
+//! of clients without credentials. [`limit`] counts each API key and each portal token separately, because its limit is that of a
+//! credential.
 //!
 //! | what is limited                                | where                | how callers share it                      |
 //! |------------------------------------------------|----------------------|-------------------------------------------|

@@ -1,6 +1,6 @@
 //! Authentication: identifies the caller of a request by a JWT (a user) or an API key (a producer or an operator).
 //!
-//! - `caller`: the [`Caller`] with its tenant and role, and the extractors that handlers use.
+//! - [`Caller`]: a caller with its tenant and role, and the extractors that handlers use.
 //! - `delegation`: which tenant a request acts for, by the header `Pillarbox-Tenant`.
 //! - `jwt`: signing and verifying the tokens of users.
 //! - `authenticator`: the layer that verifies `Authorization` once per request and applies the rate limit.
@@ -9,11 +9,14 @@
 //! it cannot run without authentication, and nothing of the request is parsed for a caller who lacks the permission.
 
 mod authenticator;
-mod caller;
 mod delegation;
 mod jwt;
 
+pub use crate::caller::{
+    Admin, Caller, InvalidPrincipal, Operator, PortalAccess, Principal, Role, UnknownAccess, UnknownRole, User,
+    tenant_suspended,
+};
+
 pub use self::authenticator::{Authenticator, KeyLookup, KeyStore, TenantLookup, authenticate};
-pub use self::caller::{Admin, Caller, Operator, PortalAccess, Principal, Role, User, tenant_suspended};
 pub use self::delegation::{ActsForTenant, TENANT_HEADER, TenantRoutes};
 pub use self::jwt::{InvalidIssuer, Issuer, SESSION_TOKEN_TTL_MAX, TokenSigner, TokenVerifier};

@@ -66,7 +66,7 @@ impl TrustedProxies {
         self.networks.iter().any(|network| network.contains(canonical) || network.contains(address))
     }
 
-    /// `addresses`: the last one first; None is a part that is no address. If all of them are trusted, the client is the
+    /// `addresses`: the last one first; None is a part that is not an address. If all of them are trusted, the client is the
     /// first trusted one. None if a part is malformed, or if there is none.
     fn last_untrusted(&self, addresses: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
         let mut first = None;
@@ -113,7 +113,7 @@ fn elements(text: &str) -> Option<Vec<&str>> {
 }
 
 /// The address in the parameter `for` of one element, such as `for="[2001:db8::1]:4711";proto=https`. The outer None: the
-/// syntax is invalid. The inner: there is no address, but a name that hides it.
+/// syntax is invalid. The inner: the header has a name that hides the address.
 fn for_of_element(element: &str) -> Option<Option<IpAddr>> {
     let (mut rest, mut found) = (element, None);
     loop {

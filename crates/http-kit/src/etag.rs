@@ -9,8 +9,8 @@ use chrono::{DateTime, Utc};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use crate::extract::single_header;
-use crate::problem::{FieldError, Location, Problem};
+use crate::header::{malformed_header, single_header};
+use crate::problem::Problem;
 
 /// The accepted form of `If-Match` and `If-None-Match`, as a regular expression: `*`, or tags in quotes, joined by commas.
 /// It agrees with [`is_tag`].
@@ -27,7 +27,7 @@ pub fn with_extra(version: i64, changed_at: DateTime<Utc>, extra: impl std::fmt:
     quoted(&format!("{}.{extra}", unique(version, changed_at)))
 }
 
-/// Returns the tag of a response that has no version of its own: equal responses have equal tags.
+/// Returns the tag of a response without a version: equal responses have equal tags.
 pub fn of_content(body: &str) -> HeaderValue {
     let digest = runtime::secret::digest(body);
     quoted(&digest[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
@@ -116,9 +116,7 @@ fn tags(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Tags>, Problem>
     // Splitting at commas is safe, because no tag of this server contains one.
     let tags: Vec<String> = text.split(',').map(|tag| tag.trim().to_owned()).filter(|tag| !tag.is_empty()).collect();
     if tags.is_empty() || !tags.iter().all(|tag| is_tag(tag)) {
-        let detail = "must be an ETag exactly as it was returned, with its quotes, or *";
-        let field = FieldError::at(Location::Header, format!("/{name}"), detail);
-        return Err(Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![field]));
+        return Err(malformed_header(name, "must be an ETag exactly as it was returned, with its quotes, or *"));
     }
     Ok(Some(Tags::Listed(tags)))
 }

@@ -23,9 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::caller_id::CallerId;
 use crate::admission::fair_budget::{FairBudget, FairLimits, Reservation};
-use crate::auth::Caller;
+use crate::caller::Caller;
 use crate::client_address::ClientAddress;
-use crate::extract::single_header;
+use crate::header::single_header;
 use crate::problem::Problem;
 
 /// After this time without an event a comment is sent, so that neither the client nor a proxy takes the connection for dead.
@@ -201,7 +201,7 @@ mod tests {
     }
 
     fn user(number: u128) -> CallerId {
-        CallerId::of_principal(crate::auth::Principal::User(uuid::Uuid::from_u128(number)))
+        CallerId::of_principal(crate::caller::Principal::User(uuid::Uuid::from_u128(number)))
     }
 
     fn opened(stop: &CancellationToken) -> EventStream {

@@ -11,7 +11,7 @@ use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::Serialize;
@@ -19,10 +19,9 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::admission::body_budget::{BodyBudget, BodyReservation};
 use crate::admission::caller_id::CallerId;
-use crate::auth::Caller;
+use crate::caller::Caller;
 use crate::client_address::ClientAddress;
-use crate::field::FieldErrors;
-use crate::problem::{FieldError, Location, Problem};
+use crate::problem::{FieldError, FieldErrors, Location, Problem};
 use runtime::json;
 use runtime::parse_error::{self, ParseError};
 
@@ -60,7 +59,7 @@ pub(crate) struct BodyLimits {
 
 impl BodyLimits {
     pub(crate) fn new(limits: RequestLimits) -> BodyLimits {
-        BodyLimits { limits, budget: BodyBudget::new(&limits) }
+        BodyLimits { limits, budget: BodyBudget::new(limits.body_bytes_max, limits.body_bytes_total_max) }
     }
 }
 
@@ -119,24 +118,6 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Query<T>, Problem> {
         parse_query(parts.uri.query().unwrap_or_default()).map(Query)
-    }
-}
-
-/// Returns the text of a header, or None if it is absent. Fails with 400 if the header is repeated or not printable
-/// ASCII.
-pub(crate) fn single_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
-    let mut values = headers.get_all(name).iter();
-    let malformed = |detail: &str| {
-        Problem::bad_request("malformed-header", format!("{name}: {detail}")).with_errors(vec![FieldError::at(
-            Location::Header,
-            format!("/{name}"),
-            detail,
-        )])
-    };
-    match (values.next(), values.next()) {
-        (None, _) => Ok(None),
-        (Some(value), None) => value.to_str().map(Some).map_err(|_| malformed("must be printable ASCII")),
-        (Some(_), Some(_)) => Err(malformed("must not be repeated")),
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::extract::parse_part;
 use crate::problem::FieldError;
+pub use crate::problem::FieldErrors;
 
 /// A field of the body. In a change, an absent field keeps its value; in a new resource, it gets its default. Null
 /// sets the default.
@@ -78,19 +79,16 @@ impl<'de> Deserialize<'de> for Whole {
             }
 
             fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Whole, E> {
-                match number.fract() == 0.0 {
-                    true => Ok(Whole(number as i64)), // saturates
-                    false => Err(E::invalid_type(serde::de::Unexpected::Float(number), &self)),
+                if number.fract() != 0.0 {
+                    return Err(E::invalid_type(serde::de::Unexpected::Float(number), &self));
                 }
+                Ok(Whole(number as i64)) // saturates
             }
         }
 
         deserializer.deserialize_any(WholeVisitor)
     }
 }
-
-/// The errors of one field: a pointer relative to the field, and the detail.
-pub type FieldErrors = Vec<(String, String)>;
 
 /// Checks one field after another and collects the errors.
 pub struct FieldChecks<'a, S> {
@@ -130,32 +128,35 @@ impl<'a, S> FieldChecks<'a, S> {
 }
 
 /// Returns one error for the field as a whole.
-pub fn error(detail: impl Into<String>) -> FieldErrors {
-    vec![(String::new(), detail.into())]
+pub fn error(detail: impl ToString) -> FieldErrors {
+    vec![(String::new(), detail.to_string())]
 }
 
 /// Checks every item of a list. Fails with the errors of all invalid items; the pointer of each is its index.
-pub fn check_each<T, U>(list: Vec<T>, check: impl Fn(T) -> Result<U, String>) -> Result<Vec<U>, FieldErrors> {
+pub fn check_each<T, U, E: ToString>(list: Vec<T>, check: impl Fn(T) -> Result<U, E>) -> Result<Vec<U>, FieldErrors> {
     let (mut valid, mut errors) = (Vec::with_capacity(list.len()), Vec::new());
     for (at, item) in list.into_iter().enumerate() {
         match check(item) {
             Ok(item) => valid.push(item),
-            Err(detail) => errors.push((format!("/{at}"), detail)),
+            Err(detail) => errors.push((format!("/{at}"), detail.to_string())),
         }
     }
     if errors.is_empty() { Ok(valid) } else { Err(errors) }
 }
 
+/// A text that is blank, too long, or contains control characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must have 1 to {chars_max} characters, must not be blank and must not contain control characters")]
+pub struct NotPrintable {
+    chars_max: usize,
+}
+
 /// Checks a line of text that is displayed to people. Fails for blank text, text longer than `chars_max`, and control
 /// characters, which a terminal would execute.
-pub fn printable(text: &str, chars_max: usize) -> Result<(), String> {
+pub fn printable(text: &str, chars_max: usize) -> Result<(), NotPrintable> {
     let is_printable = !text.trim().is_empty() && !text.chars().any(char::is_control);
-    match is_printable && text.chars().count() <= chars_max {
-        true => Ok(()),
-        false => Err(format!(
-            "must have 1 to {chars_max} characters, must not be blank and must not contain control characters"
-        )),
-    }
+    let is_accepted = is_printable && text.chars().count() <= chars_max;
+    is_accepted.then_some(()).ok_or(NotPrintable { chars_max })
 }
 
 #[cfg(test)]

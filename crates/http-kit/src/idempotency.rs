@@ -10,8 +10,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::auth::Caller;
-use crate::extract::{Json, optional_json, parse_json, single_header};
+use crate::caller::Caller;
+use crate::extract::{Json, optional_json, parse_json};
+use crate::header::single_header;
 use crate::problem::{CONTENT_TYPE, FieldError, Location, Problem};
 
 const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
@@ -199,8 +200,8 @@ impl<S: Send + Sync, T: Body + Send> FromRequest<S> for Mutation<T> {
     }
 }
 
-/// Returns what identifies a request. A caller has a space of keys of its own. All others share one, so there the request is a
-/// part of it: who sends another request with the same key neither gets the response of a stranger nor is refused.
+/// Returns what identifies a request. Each caller has a separate space of keys. All others share one, so there the request is a
+/// part of it: a client that sends another request with the same key neither gets the response of a stranger nor is refused.
 fn scoped(caller: Option<&Caller>, key: &str, request: &[&str]) -> Vec<String> {
     let own = |caller: &Caller| vec![format!("{} {}", caller.tenant.as_str(), caller.principal), key.to_owned()];
     let shared = || ["anyone", key].iter().chain(request).map(|part| (*part).to_owned()).collect();
@@ -355,7 +356,7 @@ mod tests {
     #[test]
     fn a_caller_has_one_request_for_a_key_and_strangers_share_none() {
         let caller = |id| {
-            let principal = crate::auth::Principal::User(uuid::Uuid::from_u128(id));
+            let principal = crate::caller::Principal::User(uuid::Uuid::from_u128(id));
             Caller::new(principal, pillarbox::log::Tenant::main(), None)
         };
         let id = |caller: Option<Caller>, request: &[&str]| short_digest(&scoped(caller.as_ref(), "key", request));

@@ -4,14 +4,17 @@ use chrono::{DateTime, Datelike, Utc};
 use runtime::parse_error::EXPECTED_TIME;
 use serde::{Deserialize, Deserializer};
 
-/// Returns the time. Fails with the accepted range.
-pub fn check(time: DateTime<Utc>) -> Result<DateTime<Utc>, &'static str> {
+/// A time outside of the accepted range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be a time from 1970 to 9999, without a leap second")]
+pub struct TimeOutOfRange;
+
+/// Returns the time if it is accepted.
+pub fn check(time: DateTime<Utc>) -> Result<DateTime<Utc>, TimeOutOfRange> {
     // chrono represents a leap second as second 60, PostgreSQL as the next minute.
     let is_leap_second = time.timestamp_subsec_nanos() >= 1_000_000_000;
-    match (1970..=9999).contains(&time.year()) && !is_leap_second {
-        true => Ok(time),
-        false => Err("must be a time from 1970 to 9999, without a leap second"),
-    }
+    let is_accepted = (1970..=9999).contains(&time.year()) && !is_leap_second;
+    is_accepted.then_some(time).ok_or(TimeOutOfRange)
 }
 
 /// For `#[serde(deserialize_with)]`.

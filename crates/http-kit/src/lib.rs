@@ -1,7 +1,9 @@
 //! What every HTTP API of ours shares: the server and its conventions, authentication, and limits.
 //!
-//! No service and no broker is known here; of the database, the problems of its errors and the shares of callers in its
-//! connections. The modules, in reading order:
+//! The crate knows no service and no broker, and of the database only the problems of its errors and the shares of callers in its
+//! connections. Every API authenticates the same callers, so `auth` defines them all: users, API keys with the roles `ingest`,
+//! `manage` and `admin`, portal tokens, and the tenant that a request acts for. What a role allows is decided by the routes of the
+//! services. The modules, in reading order:
 //!
 //! - [`problem`]: the format of all error responses (RFC 9457). [`database`]: the problems of database errors.
 //! - [`extract`]: extractors for JSON bodies, paths and queries, which reject with problems. [`field`]: checks of the
@@ -18,12 +20,14 @@ use runtime::MetricHelp;
 
 pub mod admission;
 pub mod auth;
+mod caller;
 pub mod client_address;
 pub mod database;
 pub mod etag;
 pub mod event_stream;
 pub mod extract;
 pub mod field;
+mod header;
 pub mod idempotency;
 pub mod instant;
 pub mod openapi;

@@ -42,6 +42,9 @@ pub struct FieldError {
     pub detail: String,
 }
 
+/// The errors of one field: a pointer relative to the field, and the detail.
+pub type FieldErrors = Vec<(String, String)>;
+
 /// A part of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

@@ -1,24 +1,37 @@
 //! Texts of callers that are shown to others: what they may contain, so that they neither mislead nor become links.
 
-use crate::field::printable;
+use crate::field::{NotPrintable, printable};
+
+/// A name that must not be shown to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    #[error(transparent)]
+    NotPrintable(#[from] NotPrintable),
+    #[error("must not contain characters that are not visible")]
+    Invisible,
+    #[error(
+        "must not mix Latin with Cyrillic or Greek letters in one word, because some of them look the same: write each word with \
+         the letters of one script"
+    )]
+    MixedScripts,
+    #[error("must not contain the address of a website: write a space after a dot, and no ://")]
+    WebAddress,
+}
 
 /// Checks a name that is shown to others than the one who chose it. Fails like [`printable`], and for characters that are not
 /// visible or that change the direction of other text, for words that imitate others with letters of another script, and for
 /// addresses of the web, which programs for e-mails turn into links. `openapi::schemas` has the same rules as a pattern.
-pub fn check_name(text: &str, chars_max: usize) -> Result<(), String> {
+pub fn check_name(text: &str, chars_max: usize) -> Result<(), NameError> {
     printable(text, chars_max)?;
     let first = text.chars().find(|c| !is_space(*c));
     if text.chars().any(is_invisible) || first.is_none_or(is_joiner) {
-        return Err("must not contain characters that are not visible".to_owned());
+        return Err(NameError::Invisible);
     }
     if mixes_scripts(text) {
-        let detail = "must not mix Latin with Cyrillic or Greek letters in one word, because some of them look the same: write each \
-                      word with the letters of one script";
-        return Err(detail.to_owned());
+        return Err(NameError::MixedScripts);
     }
     if text.contains("://") || has_domain(text) {
-        let detail = "must not contain the address of a website: write a space after a dot, and no ://";
-        return Err(detail.to_owned());
+        return Err(NameError::WebAddress);
     }
     Ok(())
 }
@@ -138,7 +151,7 @@ fn is_joiner(c: char) -> bool {
     matches!(c, '\u{200c}' | '\u{200d}')
 }
 
-/// Characters without a shape of their own, other than spaces and joiners.
+/// Characters without a visible shape, other than spaces and joiners.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
         | '\u{180b}'..='\u{180f}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -146,7 +159,7 @@ fn is_invisible(c: char) -> bool {
         | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// A dot, or what is one in the names of domains, too.
+/// A dot, or a character that the names of domains treat as a dot.
 fn is_dot(c: char) -> bool {
     matches!(c, '.' | '\u{3002}' | '\u{ff0e}' | '\u{ff61}')
 }
@@ -228,7 +241,7 @@ mod tests {
         ] {
             assert!(check_name(bad, 100).is_err(), "{bad:?}");
         }
-        assert!(check_name("P\u{430}ypal", 100).unwrap_err().contains("Latin with Cyrillic or Greek letters"));
+        assert!(check_name("P\u{430}ypal", 100).unwrap_err() == NameError::MixedScripts);
     }
 
     #[test]

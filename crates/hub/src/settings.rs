@@ -3,7 +3,7 @@
 use runtime::config::{InvalidSetting, List};
 use runtime::network::Network;
 use serde::{Deserialize, Deserializer, Serialize};
-use webhook_client::{AllowedNetworks, Client, ClientSettings};
+use webhook_client::{AllowedNetworks, Client, ClientSettings, InvalidProxy};
 
 use crate::deliveries::clients::TenantClients;
 use crate::events::export::Export;
@@ -106,9 +106,9 @@ impl HubSettings {
 
     fn client(&self, allowed_networks: AllowedNetworks) -> Result<Client, InvalidSetting> {
         let proxy = match &self.egress_proxy {
-            Some(proxy) => {
-                Some(proxy.reveal().parse().map_err(|error: String| InvalidSetting::new("hub.egress_proxy", error))?)
-            }
+            Some(proxy) => Some(
+                proxy.reveal().parse().map_err(|error: InvalidProxy| InvalidSetting::new("hub.egress_proxy", error))?,
+            ),
             None => None,
         };
         if self.allowed_ports.contains(&0) {

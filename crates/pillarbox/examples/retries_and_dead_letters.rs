@@ -26,11 +26,12 @@ impl Message for RateChanged {
 
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
-async fn apply_rate(_tx: &mut Tx, changed: RateChanged) -> Result<(), String> {
-    match IS_KNOWN.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false => Err(format!("{} is an unknown currency", changed.currency)),
-    }
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is an unknown currency")]
+struct UnknownCurrency(String);
+
+async fn apply_rate(_tx: &mut Tx, changed: RateChanged) -> Result<(), UnknownCurrency> {
+    if IS_KNOWN.load(Ordering::Relaxed) { Ok(()) } else { Err(UnknownCurrency(changed.currency)) }
 }
 
 #[tokio::main]

@@ -78,7 +78,7 @@ pub enum StartError {
 }
 
 impl Pillarbox {
-    /// Handles messages of the database of this pool. The process opens a pool of its own there, because its sessions need
+    /// Handles messages of the database of this pool. The process opens a separate pool there, because its sessions need
     /// settings that must not depend on those of the caller's.
     pub fn new(pool: PgPool) -> Pillarbox {
         Pillarbox {

@@ -22,14 +22,14 @@ pub use business_events::{
 };
 pub(crate) use confidential::blank;
 pub use confidential::{BLANKED, REDACTED, blank_key, is_confidential_topic};
-pub use filter::{Filter, MessagePattern};
+pub use filter::{Filter, InvalidPattern, MessagePattern};
 pub use message::{LogRef, Message, load_messages, load_up_to};
 pub use position::Position;
 pub use post::{AggregateId, MESSAGE_BYTES_MAX, Post, PostError, Source, post, post_all, post_alone};
 pub use reader::Reader;
 pub use tenants::{
-    STANDING_COLUMNS, Tenant, TenantStanding, lock_tenant, payload_limits, standing_of, unknown_tenant_text,
-    unknown_tenants,
+    InvalidTenant, STANDING_COLUMNS, Tenant, TenantStanding, lock_tenant, payload_limits, standing_of,
+    unknown_tenant_text, unknown_tenants,
 };
 pub use time_search::created_at;
 pub(crate) use watcher::{POLL_INTERVAL, Watcher};

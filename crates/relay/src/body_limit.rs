@@ -1,7 +1,7 @@
 //! Limits the size of message bodies on the connection, before lapin collects them in memory.
 //!
 //! A body can have 128 MiB, and RabbitMQ delivers as many messages as the prefetch allows, whatever their size. lapin
-//! has no limit of its own. So [`LimitedStream`] is between the socket and lapin and reads the frames: of an oversized
+//! has no limit. So [`LimitedStream`] is between the socket and lapin and reads the frames: of an oversized
 //! body it passes on the first [`BODY_BYTES_MAX`] bytes, followed by a trailer with the size and the SHA-256 of the
 //! whole body. No other body is that long, so its length alone identifies a shortened one. It also makes the texts in the
 //! frames valid (see `frame_text`).
@@ -30,6 +30,8 @@ use crate::frame_text::{make_header_valid, make_method_valid};
 
 /// The largest body that is read. It leaves as much space for the envelope as for the payload in it.
 pub const BODY_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
+
+const _: () = assert!(MESSAGE_BYTES_MAX == pillarbox::log::MESSAGE_BYTES_MAX, "a message fits into the log");
 /// The size of a body, and its SHA-256.
 const TRAILER_BYTES: usize = 8 + 32;
 /// How much is discarded in one go. lapin sends heartbeats only between two reads.

@@ -80,7 +80,7 @@ struct QueueSource {
 
 impl QueueSource {
     /// A consumer of one aggregate type reads the queue of the type, which other programs may know, if exactly its messages are
-    /// published to it. Any other consumer has a queue of its own, bound for its topics to all topic exchanges of the routes.
+    /// published to it. Any other consumer has a separate queue, bound for its topics to all topic exchanges of the routes.
     fn of(settings: &RelaySettings, subscription: &Subscription) -> QueueSource {
         let MessagePattern { sources, topics, aggregate_types } = &subscription.matching;
         if let ([source], [], [aggregate_type]) = (&sources[..], &topics[..], &aggregate_types[..])

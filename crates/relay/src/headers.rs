@@ -11,7 +11,7 @@ pub(crate) const TENANT: &str = "pillarbox-tenant";
 pub(crate) const SOURCE: &str = "pillarbox-source";
 /// Proves that a relay of this installation has published the message: see [`MessageSigner`](crate::MessageSigner).
 pub(crate) const SIGNATURE: &str = "pillarbox-signature";
-/// When the payload of a confidential message expires. A reader that stores it blanks it then, too.
+/// When the payload of a confidential message expires. A reader that stores it also blanks it then.
 pub(crate) const CONFIDENTIAL_UNTIL: &str = "pillarbox-confidential-until";
 /// The beginning of the names of the headers that the producer has posted with the message.
 pub(crate) const OF_PRODUCER: &str = "pillarbox-header-";

@@ -38,6 +38,15 @@ fn default_prefetch() -> u16 {
     PREFETCH
 }
 
+/// Invalid settings of a queue, with its name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidIntake {
+    #[error("queue `{0}` must have 1 to 200 characters without whitespace")]
+    Name(String),
+    #[error("queue `{0}`: prefetch must be a number from 1")]
+    Prefetch(String),
+}
+
 impl IntakeQueue {
     /// Returns the settings of a queue with the defaults of all other fields.
     pub fn new(queue: &str) -> IntakeQueue {
@@ -45,12 +54,12 @@ impl IntakeQueue {
     }
 
     /// Checks the values. Fails with the invalid one and the accepted values.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), InvalidIntake> {
         if self.queue.is_empty() || self.queue.len() > 200 || self.queue.contains(|c: char| c.is_whitespace()) {
-            return Err(format!("queue `{}` must have 1 to 200 characters without whitespace", self.queue));
+            return Err(InvalidIntake::Name(self.queue.clone()));
         }
         match self.prefetch {
-            0 => Err(format!("queue `{}`: prefetch must be a number from 1", self.queue)),
+            0 => Err(InvalidIntake::Prefetch(self.queue.clone())),
             _ => Ok(()),
         }
     }

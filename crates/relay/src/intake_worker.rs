@@ -194,10 +194,10 @@ impl IntakeWorker {
             // Remove the ids, so that a second message with the same id in this batch is a repeat.
             new_ids.retain(|id| !ids.contains(id));
             if let (Some(post), false) = (post, is_repeat) {
-                posts.push(post.map_err(IntakeError::Invalid)?);
+                posts.push(post.map_err(|error| IntakeError::Invalid(error.to_string()))?);
             }
         }
-        // Such a message would reach nobody, and a misspelled name must not become a tenant. The message becomes a dead letter.
+        // Such a message would reach no subscriber, and a misspelled name must not become a tenant. The message becomes a dead letter.
         let tenants: Vec<&str> = posts.iter().map(|post| post.tenant.as_str()).collect();
         if let Some(unknown) = unknown_tenants(&mut tx, &tenants).await?.first() {
             return Err(IntakeError::Invalid(unknown_tenant_text(unknown)));
@@ -217,9 +217,10 @@ impl IntakeWorker {
         );
         let mut headers: BTreeMap<String, String> =
             one.headers.iter().map(|(name, value)| (without_nul(name), without_nul(value))).collect();
-        let body = match self.parser.is_confidential(one) {
-            true => describe_body(one, &mut headers),
-            false => store_body(one, &mut headers),
+        let body = if self.parser.is_confidential(one) {
+            describe_body(one, &mut headers)
+        } else {
+            store_body(one, &mut headers)
         };
         let body = body.map_err(encode_error)?;
         let unusable = UnusableMessage {

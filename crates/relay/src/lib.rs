@@ -43,7 +43,7 @@ mod type_queues;
 pub use body_limit::{BODY_BYTES_MAX, OversizedBody};
 pub use broker::{Broker, BrokerError};
 pub use intake::{Incoming, Intake};
-pub use intake_queue::{IntakeFormat, IntakeQueue};
+pub use intake_queue::{IntakeFormat, IntakeQueue, InvalidIntake};
 pub use intake_worker::source_of;
 pub use publish::{Outgoing, PublishOutcome, Publisher};
 pub use queue_check::start as start_queue_checks;

@@ -174,7 +174,7 @@ impl Publisher {
                     sending.push(exchange.clone(), amqp_message);
                     sent.push(at);
                 }
-                Err(reason) => outcomes[at] = PublishOutcome::Rejected(reason),
+                Err(limit) => outcomes[at] = PublishOutcome::Rejected(limit.to_string()),
             }
         }
         let confirmations = timeout(self.confirm_time_max, sending.confirmed())
@@ -220,15 +220,23 @@ struct AmqpMessage {
     body: Bytes,
 }
 
+/// A message exceeds a limit of AMQP. Publishing it would end the connection.
+#[derive(Debug, thiserror::Error)]
+enum AmqpLimit {
+    #[error("the headers must have at most {HEADER_BYTES_MAX} bytes; they have {0}")]
+    Headers(usize),
+    #[error("{part}: {error}")]
+    Text { part: &'static str, error: ShortStringError },
+}
+
 impl AmqpMessage {
-    /// Fails with the reason if the message exceeds a limit of AMQP. Publishing it would end the connection.
-    fn new(message: &Outgoing) -> Result<AmqpMessage, String> {
-        let short = |what: &str, text: &str| {
-            ShortString::try_new(text).map_err(|error: ShortStringError| format!("{what}: {error}"))
+    fn new(message: &Outgoing) -> Result<AmqpMessage, AmqpLimit> {
+        let short = |part: &'static str, text: &str| {
+            ShortString::try_new(text).map_err(|error| AmqpLimit::Text { part, error })
         };
         let header_bytes: usize = message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         if header_bytes > HEADER_BYTES_MAX {
-            return Err(format!("the headers must have at most {HEADER_BYTES_MAX} bytes; they have {header_bytes}"));
+            return Err(AmqpLimit::Headers(header_bytes));
         }
         let mut headers = FieldTable::default();
         for (name, value) in &message.headers {

@@ -114,7 +114,7 @@ impl Receiver {
         let Ok(received) = timeout(DELIVERY_WAIT, self.intake.next_batch(PREFETCH.into())).await else {
             return Ok(Round::Busy);
         };
-        // Somebody may have deleted the queue.
+        // The queue may have been deleted.
         let batch = received.inspect_err(|_| self.is_declared = false)?;
         batch.iter().for_each(|one| self.checks.receive(one));
         self.intake.ack(&batch).await?;

@@ -35,7 +35,7 @@ pub struct RelaySettings {
     pub initial_delay_ms: u32,
     /// The number of shard workers per route in this process. Each sends its own batches, of different keys.
     pub workers: u32,
-    /// Whether e-mail messages are published to their old exchange, too.
+    /// Whether e-mail messages are also published to their old exchange.
     pub enable_dual_publish: bool,
     /// Which of the default routes `notifications` and `email` are on with `bus = "postgres"`, where no service reads their
     /// queues.
@@ -93,7 +93,7 @@ impl RelaySettings {
         }
         let routes = self.routes();
         for (at, route) in routes.iter().enumerate() {
-            route.check().map_err(|error| ("relay.routes", error))?;
+            route.check().map_err(|error| ("relay.routes", error.to_string()))?;
             if routes[..at].iter().any(|earlier| earlier.name == route.name) {
                 return Err((
                     "relay.routes",
@@ -107,7 +107,7 @@ impl RelaySettings {
             let accepted = "notifications and email are accepted; other routes are always on".to_owned();
             return Err(("relay.enable_routes", format!("`{name}` is not a default route that is off: {accepted}")));
         }
-        self.intake.iter().try_for_each(IntakeQueue::check).map_err(|error| ("relay.intake", error))
+        self.intake.iter().try_for_each(IntakeQueue::check).map_err(|error| ("relay.intake", error.to_string()))
     }
 
     /// Returns the route of addresses, the configured routes, and the legacy route if dual publishing is on.
@@ -189,7 +189,7 @@ pub fn start(
         let route = Route::legacy(&settings.routes);
         tracing::warn!(
             exchange = route.exchange,
-            "dual publishing is on: e-mail messages are published to their old exchange, too; set \
+            "dual publishing is on: e-mail messages are also published to their old exchange; set \
              relay.enable_dual_publish to false when `pillarbox parity` shows that no consumer needs it, or when \
              event_publish_duration_seconds{{route=\"legacy\"}} is above 0.1 s at p99"
         );
@@ -220,7 +220,7 @@ pub fn start(
         let trust = match queue.format {
             IntakeFormat::Json => None,
             // What our own relay has published to the old exchange has the id of its event. Programs that know nothing of
-            // signatures publish there, too.
+            // signatures also publish there.
             IntakeFormat::Email => Some(Trust::of_all(signer.clone())),
         };
         start_intake_with(runtime, queue, broker, trust, Wake::default());

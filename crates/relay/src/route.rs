@@ -2,7 +2,7 @@
 
 use contracts::{SERVICE_SOURCES, SQL_SOURCE, identity, notify};
 use pillarbox::consumers::{Consumer, ConsumerKind, StartAt};
-use pillarbox::log::{Filter, MessagePattern};
+use pillarbox::log::{Filter, InvalidPattern, MessagePattern};
 use serde::{Deserialize, Serialize};
 
 use crate::topology::{Exchange, ExchangeKind};
@@ -36,7 +36,7 @@ pub struct Route {
     /// Whether an unroutable message is parked and retried for ever. Otherwise it is counted as unrouted and skipped.
     #[serde(default)]
     pub required: bool,
-    /// Whether the route publishes a copy of messages that another route publishes too.
+    /// Whether the route publishes a copy of messages that another route also publishes.
     #[serde(default)]
     pub also: bool,
     /// Whether the messages are for services of this installation only: they are published where the services read queues
@@ -81,6 +81,24 @@ fn default_sources() -> Vec<String> {
 
 fn topic_as_key() -> String {
     "{topic}".to_owned()
+}
+
+/// An invalid route, by its name.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidRoute {
+    #[error("name `{0}` must have 1 to 80 characters of a-z, 0-9, - and _")]
+    Name(String),
+    #[error("route `{route}`: sources must have at least one entry")]
+    NoSource { route: String },
+    #[error("route `{route}`: `{broker_source}` in sources comes from the broker and is not published to it again")]
+    BrokerSource { route: String, broker_source: String },
+    #[error(
+        "route `{route}`: `{}` in sources has the addresses of accounts, which only the services of this installation get; remove it",
+        identity::CONTACTS_SOURCE
+    )]
+    ContactsSource { route: String },
+    #[error("route `{route}`: {error}")]
+    Pattern { route: String, error: InvalidPattern },
 }
 
 impl Route {
@@ -141,7 +159,7 @@ impl Route {
         self.required && self.is_default
     }
 
-    /// The route of the addresses of accounts, whatever the settings are: personal data has an exchange of its own, to which
+    /// The route of the addresses of accounts, whatever the settings are: personal data has a separate exchange, to which
     /// only queues of services are bound.
     pub(crate) fn contacts() -> Route {
         Route {
@@ -175,29 +193,22 @@ impl Route {
     }
 
     /// Checks the values. Fails with the invalid one and the accepted values.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), InvalidRoute> {
+        let route = || self.name.clone();
         let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
         if self.name.is_empty() || self.name.len() > 80 || !self.name.chars().all(is_allowed) {
-            return Err(format!("name `{}` must have 1 to 80 characters of a-z, 0-9, - and _", self.name));
+            return Err(InvalidRoute::Name(route()));
         }
         if self.sources.is_empty() {
-            return Err(format!("route `{}`: sources must have at least one entry", self.name));
+            return Err(InvalidRoute::NoSource { route: route() });
         }
         if let Some(source) = self.sources.iter().find(|source| source.starts_with("amqp:")) {
-            return Err(format!(
-                "route `{}`: `{source}` in sources comes from the broker and is not published to it again",
-                self.name
-            ));
+            return Err(InvalidRoute::BrokerSource { route: route(), broker_source: source.clone() });
         }
         if !self.services_only && self.sources.iter().any(|source| source == identity::CONTACTS_SOURCE) {
-            return Err(format!(
-                "route `{}`: `{}` in sources has the addresses of accounts, which only the services of this installation get; \
-                 remove it",
-                self.name,
-                identity::CONTACTS_SOURCE
-            ));
+            return Err(InvalidRoute::ContactsSource { route: route() });
         }
-        self.pattern().check().map_err(|error| format!("route `{}`: {error}", self.name))
+        self.pattern().check().map_err(|error| InvalidRoute::Pattern { route: route(), error })
     }
 
     /// Returns the routing key of a message.
@@ -259,7 +270,7 @@ mod tests {
     #[test]
     fn the_default_routes_are_valid() {
         for route in Route::defaults().iter().chain([&Route::legacy(&[])]) {
-            assert_eq!(route.check(), Ok(()));
+            route.check().unwrap();
         }
     }
 
@@ -346,7 +357,7 @@ mod tests {
             (Route { sources: vec!["identity.contacts".to_owned()], ..route.clone() }, "addresses of accounts"),
             (Route { topics: vec!["a..b".to_owned()], ..route }, "words joined by dots"),
         ] {
-            let error = invalid.check().unwrap_err();
+            let error = invalid.check().unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -60,7 +60,7 @@ impl RouteProcessor {
             let message = &item.message;
             let key = message.key.as_deref().map(|key| (message.tenant.as_str(), key));
             let withheld = match unfit_data(&self.route, message) {
-                // Its payload is blanked, and nobody on the broker knows the marker.
+                // Its payload is blanked, and no reader on the broker knows the marker.
                 _ if message.is_blanked() => Some(withheld_outcome(item)),
                 _ if key.is_some_and(|key| unfit_keys.contains(&key)) => Some(Outcome::Blocked),
                 Some(error) => {
@@ -207,7 +207,7 @@ fn withheld_outcome(item: &Delivery) -> Outcome {
 }
 
 /// Why the message does not fit the format of the route; None if it does. Such a message is parked and not skipped: a producer
-/// has posted what the consumers of this exchange cannot read, and somebody must see it.
+/// has posted what the consumers of this exchange cannot read, and an operator must see it.
 fn unfit_data(route: &Route, message: &Message) -> Option<String> {
     match route.format {
         Format::Envelope | Format::Bare => None,

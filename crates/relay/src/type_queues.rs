@@ -43,7 +43,7 @@ fn declared_queue(routes: &[Route], source: &str, aggregate_type: &str) -> Optio
 }
 
 /// Returns the queue of an aggregate type if a listener of the source can read it: it gets all messages of the source and the
-/// type, and no others. None if the routes are configured otherwise: then the listener needs a queue of its own, because a
+/// type, and no others. None if the routes are configured otherwise: then the listener needs a separate queue, because a
 /// message that it reads is lost for the program that it is meant for.
 pub(crate) fn queue_of(routes: &[Route], source: &str, aggregate_type: &str) -> Option<Queue> {
     let publishes = |route: &&Route| !route.also && route.admits_type(source, aggregate_type);
@@ -124,7 +124,7 @@ mod tests {
         let some_topics = Route { topics: list(&["order.#"]), ..usual.clone() };
         let of_sql = Route { name: "of-sql".to_owned(), sources: list(&["sql"]), ..usual.clone() };
         for (what, routes) in [
-            ("messages of SQL, too", vec![shared.clone()]),
+            ("also messages of SQL", vec![shared.clone()]),
             ("not this type", vec![some_types.clone()]),
             ("only some topics", vec![some_topics.clone(), usual.clone()]),
             ("another route to the same queue", vec![usual.clone(), of_sql]),

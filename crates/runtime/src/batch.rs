@@ -1,5 +1,5 @@
 //! The batcher: combines concurrent requests into batches. One batch is in flight; the next one collects items
-//! meanwhile.
+//! in between.
 //!
 //! There is no timer: a lone item starts at once, or together with the items that are ready at the same time
 //! ([`BatchHandler::COALESCES`]). Under load the batches grow, because more items arrive while one batch is in

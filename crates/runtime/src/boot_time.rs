@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// A point in time of this machine. Nobody can set this clock, and it does not stop: not for a suspended process, and not
+/// A point in time of this machine. This clock cannot be set, and it does not stop: not for a suspended process, and not
 /// for a machine that sleeps. Only a virtual machine that its host has frozen may not notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(Duration);

@@ -227,7 +227,7 @@ fn list_value(text: &str) -> Value {
 }
 
 /// Replaces each duration that was given as text, such as `15s`, with a number of the unit that the setting's name ends
-/// with. Fails with the first one that is no duration.
+/// with. Fails with the first one that is not a duration.
 fn with_durations(settings: Dict, origin: &str) -> Result<Dict, InvalidSetting> {
     let convert =
         |(name, value): (String, Value)| converted_at(&name, value, origin).map(|value| (name.clone(), value));
@@ -248,7 +248,9 @@ fn converted(path: &str, value: Value) -> Result<Value, (String, String)> {
     let name = path.rsplit('.').next().unwrap_or(path);
     match value {
         Value::String(tag, text) => match Unit::in_name(name) {
-            Some(unit) => duration::in_unit(&text, unit).map(Value::from).map_err(|detail| (path.to_owned(), detail)),
+            Some(unit) => {
+                duration::in_unit(&text, unit).map(Value::from).map_err(|error| (path.to_owned(), error.to_string()))
+            }
             None => Ok(Value::String(tag, text)),
         },
         Value::Dict(tag, fields) => {

@@ -2,7 +2,7 @@
 //!
 //! A server or a network that stops responding without closing its connections leaves every caller waiting. So each such
 //! step has a time limit. A step that exceeds it is dropped, and its connections are dropped in the middle of an
-//! exchange: nobody can tell whether they are slow or dead. [`expired_recently`] tells a connection pool that it must not
+//! exchange: whether they are slow or dead cannot be told. [`expired_recently`] tells a connection pool that it must not
 //! wait for connections that it gets back now.
 
 use std::future::Future;
@@ -26,7 +26,7 @@ pub struct Expired(pub Duration);
 
 /// Runs a step. Fails, and drops the step, if it does not end within `time_max`.
 ///
-/// This is a type of its own, as [`Droppable`] is: an `async fn` would have the step twice, as its parameter and as the
+/// This is a separate type, as [`Droppable`] is: an `async fn` would have the step twice, as its parameter and as the
 /// variable that it awaits, so that each of these functions around a step would double its size.
 pub fn within<F: Future>(time_max: Duration, step: F) -> Within<F> {
     Within { step: tokio::time::timeout(time_max, step), time_max }
@@ -74,7 +74,7 @@ pub async fn unless_connections_are_lost<T>(
                     return None;
                 }
                 Ok(()) => {}
-                // Nobody can announce anything any more.
+                // All senders are dropped, so there will be no announcement.
                 Err(_) => return Some(step.await),
             },
         }

@@ -14,7 +14,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Returns the unit in the name of a setting, such as `lease_ms` or `token_hours_max`; None if the setting is no
+    /// Returns the unit in the name of a setting, such as `lease_ms` or `token_hours_max`; None if the setting is not a
     /// duration.
     #[cfg(any(feature = "settings", test))]
     pub(crate) fn in_name(setting: &str) -> Option<Unit> {
@@ -64,9 +64,16 @@ pub fn parse(text: &str) -> Option<Duration> {
     count.parse::<u64>().ok()?.checked_mul(unit.millis()).map(Duration::from_millis)
 }
 
+/// A text that is not a duration in whole units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be a whole number of {}, or a duration such as {}", .unit.plural(), example(*.unit))]
+pub struct InvalidDuration {
+    unit: Unit,
+}
+
 /// Parses a duration and returns it as a number of `unit`. A number without a unit is one already. Fails with the
 /// accepted values, also for a duration that is not a whole number of `unit`.
-pub fn in_unit(text: &str, unit: Unit) -> Result<u64, String> {
+pub fn in_unit(text: &str, unit: Unit) -> Result<u64, InvalidDuration> {
     let text = text.trim();
     if let Ok(count) = text.parse() {
         return Ok(count);
@@ -75,7 +82,7 @@ pub fn in_unit(text: &str, unit: Unit) -> Result<u64, String> {
         let millis = u64::try_from(duration.as_millis()).ok()?;
         millis.is_multiple_of(unit.millis()).then_some(millis / unit.millis())
     });
-    whole.ok_or_else(|| format!("must be a whole number of {}, or a duration such as {}", unit.plural(), example(unit)))
+    whole.ok_or(InvalidDuration { unit })
 }
 
 fn example(unit: Unit) -> &'static str {
@@ -109,7 +116,7 @@ mod tests {
         assert_eq!(in_unit("1h", Unit::Second), Ok(3_600));
         assert_eq!(in_unit("2d", Unit::Hour), Ok(48));
         for (text, unit) in [("soon", Unit::Second), ("1500ms", Unit::Second), ("12h", Unit::Day), ("-1", Unit::Day)] {
-            assert!(in_unit(text, unit).unwrap_err().starts_with("must be a whole number of "), "{text}");
+            assert!(in_unit(text, unit).unwrap_err().to_string().starts_with("must be a whole number of "), "{text}");
         }
     }
 

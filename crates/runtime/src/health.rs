@@ -15,7 +15,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Default)]
 pub struct Health {
     entries: Arc<Mutex<Vec<Entry>>>,
-    /// How often connections were found to be dead although nobody had closed them.
+    /// How often connections were found to be dead although they had not been closed.
     lost_connections: Arc<watch::Sender<u64>>,
 }
 
@@ -102,10 +102,10 @@ impl Health {
         })
     }
 
-    /// Announces that connections were dead although nobody had closed them, while new ones work. Whatever has waited for
+    /// Announces that connections were dead although they had not been closed, while new ones work. Whatever has waited for
     /// a response since before should give up and use a new connection.
     pub fn announce_lost_connections(&self) {
-        tracing::warn!("connections to the database are dead although nobody closed them; new ones are opened");
+        tracing::warn!("connections to the database are dead although they were not closed; new ones are opened");
         self.lost_connections.send_modify(|count| *count += 1);
     }
 

@@ -41,7 +41,7 @@ pub enum TelemetryError {
     #[error("setting `log`: {0}; it must be a level (info) or levels by target (info,pillarbox=debug)")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
     #[error("setting `otlp_endpoint`: {0}; it must be an address such as http://127.0.0.1:4318")]
-    Endpoint(String),
+    Endpoint(otlp::InvalidEndpoint),
     #[error("metrics: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),
 }

@@ -1,4 +1,4 @@
-//! Work that occupies a core, on threads of its own: password hashes, schemas of event types.
+//! Work that occupies a core, on separate threads: password hashes, schemas of event types.
 //!
 //! Such work must not run on a thread that serves requests, nor on the blocking threads that all code of the process shares.
 //! A pool has few threads of the lowest priority. Its callers are told apart by a key, such as a tenant: keys take turns, a
@@ -82,7 +82,7 @@ struct Job {
     run: Box<dyn FnOnce() + Send>,
     /// Ends the job without running it.
     refuse: Box<dyn FnOnce(WorkRefused) + Send>,
-    /// Whether nobody waits for the result any more.
+    /// Whether the result is no longer waited for.
     is_abandoned: Box<dyn Fn() -> bool + Send>,
 }
 

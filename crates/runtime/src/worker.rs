@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::backoff::Backoff;
-use crate::deadline;
+use crate::deadline::{self, Expired};
 use crate::health::Probe;
 
 /// The pause after failed rounds.
@@ -72,7 +72,7 @@ impl RoundLimits {
     /// For rounds that delete or rewrite much data, in many statements that each have the database's own time limit.
     pub const LONG: RoundLimits =
         RoundLimits { slow_after: Duration::from_secs(300), time_max: Duration::from_secs(900) };
-    /// For rounds with many steps, of which each has a time limit of its own: the batch of a consumer.
+    /// For rounds with many steps, each of which has a separate time limit: the batch of a consumer.
     pub const STEPS: RoundLimits =
         RoundLimits { slow_after: Duration::from_secs(30), time_max: Duration::from_secs(1_800) };
 }
@@ -118,7 +118,7 @@ impl Worker {
                 self.within_limits(running, &mut lost_connections).await
             };
             let pause = match result {
-                Err(expired) => self.report_failure(&mut failures, &expired),
+                Err(ended) => self.report_failure(&mut failures, &ended.to_string()),
                 Ok(Ok(Ok(found))) => {
                     failures = Failures::default();
                     self.probe.up();
@@ -149,13 +149,13 @@ impl Worker {
         &self,
         round: Pin<&mut impl Future<Output = T>>,
         lost_connections: &mut watch::Receiver<u64>,
-    ) -> Result<T, String> {
+    ) -> Result<T, RoundEnded> {
         // However short it has waited: its connection may have been one of the dead ones.
         let round = deadline::unless_connections_are_lost(lost_connections, Duration::ZERO, round);
         match deadline::within(self.limits.time_max, round).await {
             Ok(Some(outcome)) => Ok(outcome),
-            Ok(None) => Err(format!("{}: the round waited for a connection that is probably dead", self.name)),
-            Err(expired) => Err(format!("{}: the round did not end: {expired}", self.name)),
+            Ok(None) => Err(RoundEnded::LostConnection { worker: self.name.clone() }),
+            Err(expired) => Err(RoundEnded::TimeLimit { worker: self.name.clone(), expired }),
         }
     }
 
@@ -176,6 +176,15 @@ impl Worker {
         }
         BACKOFF.pause(failures.count)
     }
+}
+
+/// Why a round was dropped before its end.
+#[derive(Debug, thiserror::Error)]
+enum RoundEnded {
+    #[error("{worker}: the round waited for a connection that is probably dead")]
+    LostConnection { worker: String },
+    #[error("{worker}: the round did not end: {expired}")]
+    TimeLimit { worker: String, expired: Expired },
 }
 
 /// Consecutive failures.

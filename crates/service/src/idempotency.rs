@@ -163,7 +163,7 @@ pub struct Responses {
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("another request used the same Idempotency-Key meanwhile")]
+    #[error("another request used the same Idempotency-Key at the same time")]
     KeyInUse,
     #[error("database: {0}")]
     Database(#[from] sqlx::Error),
@@ -231,10 +231,7 @@ impl Responses {
             .bind(rows().map(|response| response.body.as_slice()).collect::<Vec<_>>())
             .execute(&mut **tx)
             .await?;
-        match done.rows_affected() == self.new.len() as u64 {
-            true => Ok(()),
-            false => Err(StoreError::KeyInUse),
-        }
+        if done.rows_affected() == self.new.len() as u64 { Ok(()) } else { Err(StoreError::KeyInUse) }
     }
 }
 

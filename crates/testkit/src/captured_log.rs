@@ -20,7 +20,7 @@ struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl CapturedLog {
     pub fn start() -> CapturedLog {
-        // Tests of other threads log at the same places without a subscriber. `tracing` caches that nobody is interested in a
+        // Tests of other threads log at the same places without a subscriber. `tracing` caches that no subscriber is interested in a
         // place, for all threads; with a subscriber for every thread it does not.
         DISCARDING.call_once(|| {
             let discarding = tracing_subscriber::fmt().with_writer(io::sink).finish();

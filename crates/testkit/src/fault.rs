@@ -136,12 +136,12 @@ impl FaultProxy {
         self.state.send_modify(|state| state.left = Arc::default());
     }
 
-    /// Responses are withheld: data from clients is delivered, data from the server is not, on new connections too.
+    /// Responses are withheld: data from clients is delivered, data from the server is not; this also applies to new connections.
     pub fn mute(&self) {
         self.state.send_modify(|state| state.mode = Mode::Mute);
     }
 
-    /// Requests are withheld: data from the server is delivered, data from clients is not, on new connections too.
+    /// Requests are withheld: data from the server is delivered, data from clients is not; this also applies to new connections.
     pub fn withhold_requests(&self) {
         self.state.send_modify(|state| state.mode = Mode::WithholdRequests);
     }

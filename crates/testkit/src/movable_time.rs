@@ -9,7 +9,7 @@ use pillarbox::database::Migrations;
 
 use crate::{PrivateServers, Server, TestDatabase};
 
-/// A migrated database on a PostgreSQL of its own. Its time begins with the real one and is moved by the test.
+/// A migrated database on a separate PostgreSQL. Its time begins with the real one and is moved by the test.
 pub struct MovableTime {
     database: TestDatabase,
     ahead: Mutex<Duration>,

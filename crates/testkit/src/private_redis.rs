@@ -12,7 +12,7 @@ use crate::{eventually, servers, unique_name, watchdog};
 
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// A running Redis on a port of its own. Dropping it kills it and deletes its files.
+/// A running Redis on a separate port. Dropping it kills it and deletes its files.
 pub struct PrivateRedis {
     folder: PathBuf,
     port: u16,

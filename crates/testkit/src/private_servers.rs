@@ -110,7 +110,7 @@ impl PrivateServers {
         assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Starts another PostgreSQL in a folder of its own. Its output is in `NAME.log`. It is stopped with the others.
+    /// Starts another PostgreSQL in a separate folder. Its output is in `NAME.log`. It is stopped with the others.
     pub(crate) fn start_postgres_in(&self, name: &str, arguments: &[&str]) {
         let log = std::fs::File::create(self.folder().join(format!("{name}.log"))).expect("a log file");
         let mut command = self.postgres_command("postgres");
@@ -151,7 +151,7 @@ impl PrivateServers {
         let arguments = null_separated(&Path::new("/proc").join(pid.to_string()).join("cmdline"));
         let mut command = self.command_like(server, pid, &arguments[0]);
         kill(Pid::from_raw(pid), Signal::SIGKILL).expect("the server can be killed");
-        // Its children must end, too: PostgreSQL refuses to start while one of them uses the old shared memory.
+        // Its children must also end: PostgreSQL refuses to start while one of them uses the old shared memory.
         let has_ended = async || processes_in(&folder.join(name)).is_empty();
         eventually("the server and its children have ended", READY_WITHIN, has_ended).await;
         let result = action.await;

@@ -48,7 +48,7 @@ pub(crate) fn is_of_developer(name: &str) -> bool {
 
 /// A command for the binary. It inherits the environment except what the binary reads and the folders for configuration and
 /// data: the settings, contexts and installations of a developer must not affect a test. A test whose commands have a data folder
-/// names it, with `--data-dir` or in a context of its own.
+/// names it, with `--data-dir` or in a separate context.
 pub fn command(binary: impl AsRef<Path>, args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(binary.as_ref());
     for (name, _) in std::env::vars_os() {
@@ -246,7 +246,7 @@ mod tests {
         assert!(with_contexts.contains("XDG_CONFIG_HOME=/tmp/contexts") && !with_contexts.contains("PILLARBOX_DATA"));
     }
 
-    /// In a process of its own, whose environment is that of the developer.
+    /// In a separate process, whose environment is that of the developer.
     #[test]
     fn a_process_has_no_setting_of_the_developer_and_a_free_port() {
         const OUTER: &str = "PBX_TEST_ENVIRONMENT_OF_A_DEVELOPER";

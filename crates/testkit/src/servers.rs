@@ -21,7 +21,7 @@ pub fn redis_url() -> String {
     read("PBX_TEST_REDIS_URL")
 }
 
-/// The directory in which the servers store their files. Tests may create files there, too.
+/// The directory in which the servers store their files. Tests may also create files there.
 pub fn folder() -> PathBuf {
     PathBuf::from(read("PBX_TEST_DIR"))
 }

@@ -90,7 +90,7 @@ impl Terminal {
     pub async fn run(&mut self, commands: &str, deadline: Duration) -> String {
         self.paste(commands);
         self.pastes += 1;
-        // The terminal shows the command, too; only its output has the number in it.
+        // The terminal also shows the command; only its output has the number in it.
         self.write(&format!("echo end-of-paste-$(({} + 0))\n", self.pastes));
         self.wait_for(&format!("end-of-paste-{}", self.pastes), deadline).await;
         self.output()
@@ -128,7 +128,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A command in the foreground ends by Ctrl-C; `exit` ends each shell inside the shell, too. Writing fails only if
+        // A command in the foreground ends by Ctrl-C; `exit` also ends each shell inside the shell. Writing fails only if
         // the shell has ended already.
         let _ = self.keyboard.write_all(b"\x03\nexit\nexit\nexit\n");
         let ends_at = Instant::now() + EXITS_WITHIN;

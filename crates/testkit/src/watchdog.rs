@@ -4,7 +4,7 @@
 //! that a test calls registers that thread here. A background thread ends the process when a registered test exceeds
 //! the limit. The registration ends with the test's thread, which also yields the duration of the test.
 //!
-//! A test that runs on the main thread (`--test-threads=1`) has no name of its own and is not registered.
+//! A test that runs on the main thread (`--test-threads=1`) has no name and is not registered.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -40,7 +40,7 @@ thread_local! {
 
 /// Registers the test that runs on this thread, unless it is registered already.
 pub(crate) fn register_test() {
-    // Fails only while the thread is ending, when the registration has ended too.
+    // Fails only while the thread is ending, when the registration has also ended.
     let _ = REGISTRATION.try_with(|_| ());
 }
 
@@ -67,7 +67,7 @@ impl Drop for Registration {
     }
 }
 
-/// The threads of libtest's main function and of tokio's runtimes run no test of their own.
+/// The threads of libtest's main function and of tokio's runtimes run no tests.
 fn is_test_name(name: &str) -> bool {
     name != "main" && !name.starts_with("tokio")
 }

@@ -23,11 +23,11 @@ use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
 use self::access_token::TokenCache;
-pub use self::access_token::{AccessToken, ClientCredentials, TokenSource};
+pub use self::access_token::{AccessToken, ClientCredentials, InvalidCredentials, TokenSource};
 use crate::address::{AddressPolicy, AllowedNetworks};
 use crate::connection_pool::{ConnectionPool, HEAD_BYTES_MAX, HttpConnection, SendError};
 use crate::dial::{self, Dialer, Proxy, Resolve, SystemResolver};
-use crate::error::{ErrorClass, RequestError};
+use crate::error::{ClientError, ErrorClass, RequestError};
 use crate::permit::Permit;
 use crate::stream::{NotSent, TooManyBytes};
 use crate::target::Target;
@@ -102,16 +102,16 @@ impl Client {
     /// Creates a client that resolves names as this machine does.
     ///
     /// # Errors
-    /// Describes the invalid setting.
-    pub fn new(settings: ClientSettings) -> Result<Client, String> {
+    /// A setting is invalid, or this machine lacks what the client needs.
+    pub fn new(settings: ClientSettings) -> Result<Client, ClientError> {
         Client::with_resolver(settings, Arc::new(SystemResolver::new()?))
     }
 
     /// Creates a client with its own name resolution, for tests and for names that are not in DNS.
     ///
     /// # Errors
-    /// Describes the invalid setting.
-    pub fn with_resolver(settings: ClientSettings, resolver: Arc<dyn Resolve>) -> Result<Client, String> {
+    /// A setting is invalid, or this machine lacks what the client needs.
+    pub fn with_resolver(settings: ClientSettings, resolver: Arc<dyn Resolve>) -> Result<Client, ClientError> {
         let ClientSettings { allowed_networks, https_only, allowed_ports, proxy, extra_roots, setting_prefix } =
             settings;
         let policy = Arc::new(AddressPolicy { allowed: allowed_networks, setting_prefix });

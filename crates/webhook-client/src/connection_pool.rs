@@ -1,6 +1,6 @@
 //! HTTP/1 connections to receivers, and the pool of idle ones.
 //!
-//! A connection has no task of its own: the caller that uses it also polls it. This saves a hand-over between tasks for
+//! A connection has no separate task: the caller that uses it also polls it. This saves a hand-over between tasks for
 //! each request. A connection that is dropped, for example at the deadline, is closed together with the rest of its
 //! response.
 

@@ -28,7 +28,7 @@ use tower::Service;
 use url::Url;
 
 use crate::address::AddressPolicy;
-use crate::error::{ErrorClass, RequestError};
+use crate::error::{ClientError, ErrorClass, RequestError};
 use crate::identity::ClientIdentity;
 use crate::stream::{Socket, Stream};
 
@@ -51,13 +51,13 @@ pub trait Resolve: Send + Sync + 'static {
 pub(crate) struct SystemResolver(TokioResolver);
 
 impl SystemResolver {
-    pub(crate) fn new() -> Result<SystemResolver, String> {
+    pub(crate) fn new() -> Result<SystemResolver, ClientError> {
         let mut builder = TokioResolver::builder_tokio().unwrap_or_else(|error| {
             tracing::warn!(%error, "no name server is configured; webhooks reach only IP addresses and names in /etc/hosts");
             TokioResolver::builder_with_config(ResolverConfig::default(), TokioRuntimeProvider::default())
         });
         builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-        builder.build().map(SystemResolver).map_err(|error| format!("the DNS resolver cannot start: {error}"))
+        builder.build().map(SystemResolver).map_err(|error| ClientError::Resolver(error.into()))
     }
 }
 
@@ -82,17 +82,19 @@ pub struct Proxy {
     pub(crate) auth: Option<HeaderValue>,
 }
 
-impl FromStr for Proxy {
-    type Err = String;
+/// A text that is not the address of a proxy. The error does not quote it, because it may contain a password.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be a URL such as http://proxy.example:3128 or http://user:password@proxy.example:3128")]
+pub struct InvalidProxy;
 
-    /// Fails with the accepted form. The error does not quote the text, which may contain a password.
-    fn from_str(text: &str) -> Result<Proxy, String> {
-        let invalid =
-            || "must be a URL such as http://proxy.example:3128 or http://user:password@proxy.example:3128".to_owned();
-        let url = Url::parse(text).map_err(|_| invalid())?;
+impl FromStr for Proxy {
+    type Err = InvalidProxy;
+
+    fn from_str(text: &str) -> Result<Proxy, InvalidProxy> {
+        let url = Url::parse(text).map_err(|_| InvalidProxy)?;
         let is_bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
-        let (Some(host), true, "http") = (url.host(), is_bare, url.scheme()) else { return Err(invalid()) };
-        let uri = format!("http://{host}:{}/", url.port().unwrap_or(80)).parse().map_err(|_| invalid())?;
+        let (Some(host), true, "http") = (url.host(), is_bare, url.scheme()) else { return Err(InvalidProxy) };
+        let uri = format!("http://{host}:{}/", url.port().unwrap_or(80)).parse().map_err(|_| InvalidProxy)?;
         let decoded = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
         let has_user = !url.username().is_empty() || url.password().is_some();
         let auth = has_user.then(|| {
@@ -101,7 +103,7 @@ impl FromStr for Proxy {
             auth.set_sensitive(true);
             Ok::<_, http::header::InvalidHeaderValue>(auth)
         });
-        Ok(Proxy { uri, auth: auth.transpose().map_err(|_| invalid())? })
+        Ok(Proxy { uri, auth: auth.transpose().map_err(|_| InvalidProxy)? })
     }
 }
 
@@ -133,7 +135,7 @@ impl Dialer {
         resolver: Arc<dyn Resolve>,
         proxy: Option<&Proxy>,
         extra_roots: &[CertificateDer<'static>],
-    ) -> Result<Dialer, String> {
+    ) -> Result<Dialer, ClientError> {
         let tcp = |policy: Option<Arc<AddressPolicy>>| {
             let mut tcp = HttpConnector::new_with_resolver(VettingResolver { resolver: resolver.clone(), policy });
             tcp.enforce_http(false);
@@ -182,7 +184,7 @@ impl Dialer {
         let name = ServerName::try_from(host.trim_end_matches('.').to_owned()).map_err(|error| tls_failed(&error))?;
         let connector = match identity {
             None => self.tls.clone(),
-            // A configuration of its own for each connection: TLS sessions are not resumed by another identity.
+            // A separate configuration for each connection: TLS sessions are not resumed by another identity.
             Some(_) => tls(&self.roots, identity).map_err(|error| RequestError::new(ErrorClass::Tls, error))?,
         };
         let secured = connector.connect(name, socket).await.map_err(|error| tls_failed(&error))?;
@@ -274,19 +276,19 @@ fn bare_host(uri: &Uri) -> Result<&str, RequestError> {
 }
 
 /// Mozilla's root certificates and the operator's additional ones. Fails if one of the latter is invalid.
-fn trusted_roots(extra_roots: &[CertificateDer<'static>]) -> Result<RootCertStore, String> {
+fn trusted_roots(extra_roots: &[CertificateDer<'static>]) -> Result<RootCertStore, ClientError> {
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     for root in extra_roots {
-        roots.add(root.clone()).map_err(|error| format!("an additional root certificate is invalid: {error}"))?;
+        roots.add(root.clone()).map_err(ClientError::RootCertificate)?;
     }
     Ok(roots)
 }
 
-fn tls(roots: &Arc<RootCertStore>, identity: Option<&ClientIdentity>) -> Result<TlsConnector, String> {
+fn tls(roots: &Arc<RootCertStore>, identity: Option<&ClientIdentity>) -> Result<TlsConnector, ClientError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| format!("TLS cannot start: {error}"))?;
+        .map_err(ClientError::Tls)?;
     let config = config.with_root_certificates(Arc::clone(roots));
     let mut config = match identity {
         None => config.with_no_client_auth(),

@@ -2,6 +2,20 @@
 
 use std::fmt;
 
+/// Why a client cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The resolver of this machine cannot be used.
+    #[error("the DNS resolver cannot start: {0}")]
+    Resolver(Box<dyn std::error::Error + Send + Sync>),
+    /// One of [`ClientSettings::extra_roots`](crate::ClientSettings::extra_roots).
+    #[error("an additional root certificate is invalid: {0}")]
+    RootCertificate(tokio_rustls::rustls::Error),
+    /// The TLS library does not start.
+    #[error("TLS cannot start: {0}")]
+    Tls(tokio_rustls::rustls::Error),
+}
+
 /// Why a request has no response. The text may be shown to the owner of the endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]

@@ -68,22 +68,21 @@ pub fn check(headers: &BTreeMap<String, String>) -> Result<HeaderMap, Vec<Header
             Ok((key, value)) => {
                 checked.insert(key, value);
             }
-            Err(detail) => refused.push(HeaderError { name: name.clone(), detail }),
+            Err(error) => refused.push(error),
         }
     }
     if refused.is_empty() { Ok(checked) } else { Err(refused) }
 }
 
-fn check_one(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), String> {
+fn check_one(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), HeaderError> {
+    let refused = |detail: String| HeaderError { name: name.to_owned(), detail };
     let key = HeaderName::try_from(name).map_err(|_| {
-        format!("{name:?} is not a header name: it must consist of letters, digits and !#$%&'*+-.^_`|~")
+        refused(format!("{name:?} is not a header name: it must consist of letters, digits and !#$%&'*+-.^_`|~"))
     })?;
     let text = key.as_str();
     if RESERVED.contains(&text) || RESERVED_PREFIXES.iter().any(|prefix| text.starts_with(prefix)) {
-        return Err(format!(
-            "`{text}` is reserved: use a header other than webhook-*, proxy-*, {}",
-            RESERVED.join(", ")
-        ));
+        let reserved = RESERVED.join(", ");
+        return Err(refused(format!("`{text}` is reserved: use a header other than webhook-*, proxy-*, {reserved}")));
     }
     // Bytes above ASCII are legal in HTTP but obsolete: receivers disagree on their encoding.
     let visible = |c: char| c == ' ' || c == '\t' || c.is_ascii_graphic();
@@ -91,7 +90,8 @@ fn check_one(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), Strin
         .filter(|value| value.chars().all(visible) && value.trim() == *value)
         .and_then(|value| HeaderValue::try_from(value).ok())
         .ok_or_else(|| {
-            format!("`{text}` must have a value of visible ASCII characters, with spaces and tabs only in between")
+            let accepted = "a value of visible ASCII characters, with spaces and tabs only in between";
+            refused(format!("`{text}` must have {accepted}"))
         })?;
     value.set_sensitive(true);
     Ok((key, value))

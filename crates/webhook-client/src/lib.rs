@@ -60,10 +60,11 @@ mod target;
 
 pub use self::address::{AllowedNetworks, IpNet};
 pub use self::client::{
-    AccessToken, Client, ClientCredentials, ClientSettings, TokenSource, WebhookRequest, WebhookResponse,
+    AccessToken, Client, ClientCredentials, ClientSettings, InvalidCredentials, TokenSource, WebhookRequest,
+    WebhookResponse,
 };
-pub use self::dial::{Proxy, Resolve};
-pub use self::error::{ErrorClass, RequestError};
+pub use self::dial::{InvalidProxy, Proxy, Resolve};
+pub use self::error::{ClientError, ErrorClass, RequestError};
 pub use self::identity::{ClientIdentity, InvalidIdentity, PEM_CHARS_MAX};
 pub use self::permit::Permit;
-pub use self::target::Target;
+pub use self::target::{InvalidTarget, Target};

@@ -30,50 +30,85 @@ pub struct Target {
     is_https: bool,
 }
 
+/// A text that is not the URL of an endpoint: the accepted form. The schemes are `https`, or `http or https`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidTarget {
+    /// The text is too long.
+    #[error("must be a URL of at most {CHARS_MAX} characters")]
+    TooLong,
+    /// The text is too long when it is percent-encoded.
+    #[error("must be a URL of at most {} characters when percent-encoded", 4 * CHARS_MAX)]
+    TooLongEncoded,
+    /// The text contains white space or control characters.
+    #[error("must be a URL without spaces, line breaks and control characters: percent-encode them")]
+    Blanks,
+    /// The text contains other characters that must be percent-encoded.
+    #[error("must be a URL of plain characters: percent-encode the others")]
+    NotPlain,
+    /// The text is not an absolute URL.
+    #[error("must be an absolute {0} URL, such as https://example.com/webhooks")]
+    NotAbsolute(&'static str),
+    /// The URL has another scheme.
+    #[error("must be an {0} URL")]
+    Scheme(&'static str),
+    /// The URL has no host.
+    #[error("must be an {0} URL with a host")]
+    NoHost(&'static str),
+    /// The host is neither a name nor an IP address.
+    #[error("must be an {0} URL with a valid host name or IP address")]
+    Host(&'static str),
+    /// The port is out of range.
+    #[error("must be an {0} URL with a port from 1 to 65535, or without one")]
+    Port(&'static str),
+    /// The URL contains credentials.
+    #[error("must be a URL without user name and password: send them in a header instead")]
+    Credentials,
+    /// The URL has a fragment.
+    #[error("must be a URL without a fragment (`#`), which is never sent")]
+    Fragment,
+}
+
 impl Target {
     /// Parses a URL.
     ///
     /// # Errors
     /// Describes the accepted form: `must be ...`.
-    pub fn parse(text: &str, https_only: bool) -> Result<Target, String> {
+    pub fn parse(text: &str, https_only: bool) -> Result<Target, InvalidTarget> {
         let schemes = if https_only { "https" } else { "http or https" };
         if text.chars().count() > CHARS_MAX {
-            return Err(format!("must be a URL of at most {CHARS_MAX} characters"));
+            return Err(InvalidTarget::TooLong);
         }
         // The URL standard removes some of them silently, even in the middle of the host.
         if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(
-                "must be a URL without spaces, line breaks and control characters: percent-encode them".to_owned()
-            );
+            return Err(InvalidTarget::Blanks);
         }
         let url = Url::parse(text).map_err(|error| unparsable(schemes, error))?;
         let is_https = match url.scheme() {
             "https" => true,
             "http" if !https_only => false,
-            _ => return Err(format!("must be an {schemes} URL")),
+            _ => return Err(InvalidTarget::Scheme(schemes)),
         };
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("must be a URL without user name and password: send them in a header instead".to_owned());
+            return Err(InvalidTarget::Credentials);
         }
         if url.fragment().is_some() {
-            return Err("must be a URL without a fragment (`#`), which is never sent".to_owned());
+            return Err(InvalidTarget::Fragment);
         }
         // The host as the URL standard parses it: `0x7f.1`, `2130706433` and `127.0.0.1.` are all 127.0.0.1.
         let ip_address = match url.host() {
             Some(Host::Domain(_)) => None,
             Some(Host::Ipv4(address)) => Some(IpAddr::from(address)),
             Some(Host::Ipv6(address)) => Some(IpAddr::from(address)),
-            None => return Err(format!("must be an {schemes} URL with a host")),
+            None => return Err(InvalidTarget::NoHost(schemes)),
         };
-        let unusable = |_| "must be a URL of plain characters: percent-encode the others".to_owned();
         if url.as_str().len() > 4 * CHARS_MAX {
-            return Err(format!("must be a URL of at most {} characters when percent-encoded", 4 * CHARS_MAX));
+            return Err(InvalidTarget::TooLongEncoded);
         }
-        let uri = Uri::try_from(url.as_str()).map_err(|error| unusable(error.to_string()))?;
+        let uri = Uri::try_from(url.as_str()).map_err(|_| InvalidTarget::NotPlain)?;
         let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
-        let host = HeaderValue::try_from(authority).map_err(|error| unusable(error.to_string()))?;
+        let host = HeaderValue::try_from(authority).map_err(|_| InvalidTarget::NotPlain)?;
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
-        let path = Uri::try_from(path).map_err(|error| unusable(error.to_string()))?;
+        let path = Uri::try_from(path).map_err(|_| InvalidTarget::NotPlain)?;
         let origin: Arc<str> = url[..url::Position::AfterPort].into();
         let port = url.port_or_known_default().unwrap_or(if is_https { 443 } else { 80 });
         let (connection_key, identity) = (Arc::clone(&origin), None);
@@ -133,18 +168,16 @@ impl Target {
 }
 
 /// Returns what a URL that cannot be parsed must be like.
-fn unparsable(schemes: &str, error: url::ParseError) -> String {
+fn unparsable(schemes: &'static str, error: url::ParseError) -> InvalidTarget {
     use url::ParseError;
     match error {
-        ParseError::InvalidPort => format!("must be an {schemes} URL with a port from 1 to 65535, or without one"),
+        ParseError::InvalidPort => InvalidTarget::Port(schemes),
         ParseError::EmptyHost
         | ParseError::IdnaError
         | ParseError::InvalidIpv4Address
         | ParseError::InvalidIpv6Address
-        | ParseError::InvalidDomainCharacter => {
-            format!("must be an {schemes} URL with a valid host name or IP address")
-        }
-        _ => format!("must be an absolute {schemes} URL, such as https://example.com/webhooks"),
+        | ParseError::InvalidDomainCharacter => InvalidTarget::Host(schemes),
+        _ => InvalidTarget::NotAbsolute(schemes),
     }
 }
 
@@ -233,11 +266,11 @@ mod tests {
             ("http://[fe80::1%25eth0]/", "IP address"),
             (long.as_str(), "2000"),
         ] {
-            let error = Target::parse(text, false).unwrap_err();
+            let error = Target::parse(text, false).unwrap_err().to_string();
             assert!(error.contains(expected), "{text}: {error}");
         }
         assert!(Target::parse(&long[..2_000], false).is_ok());
-        assert!(Target::parse("http://example.com/", true).unwrap_err().contains("https URL"));
+        assert_eq!(Target::parse("http://example.com/", true), Err(InvalidTarget::Scheme("https")));
         assert!(Target::parse("https://example.com/", true).is_ok());
     }
 

@@ -68,7 +68,7 @@ async fn the_database_refuses_a_position_that_is_ahead_of_it() {
     sqlx::raw_sql(assign).execute(&mut *ahead).await.unwrap();
     let (ahead, own) = (Snapshot::now(&mut ahead).await.unwrap(), Snapshot::now(&mut db).await.unwrap());
     let refused = cursors::reset_in(&mut db, "sink", None, &ahead).await.unwrap_err().to_string();
-    assert!(refused.contains("the database has lost transactions meanwhile"), "{refused}");
+    assert!(refused.contains("the database has lost transactions since the snapshot"), "{refused}");
     assert!(cursors::reset_in(&mut db, "sink", None, &own).await.unwrap());
 }
 

@@ -1,4 +1,4 @@
-//! Connections to PostgreSQL that are dead although nobody closed them: a failed over server, a lost route, a firewall that
+//! Connections to PostgreSQL that are dead although they were not closed: a failed over server, a lost route, a firewall that
 //! has forgotten them. No request and no worker waits for them for long, and `/readyz` tells the truth.
 
 use std::sync::{Arc, Mutex};

@@ -107,7 +107,7 @@ pub async fn claim_installation(
 }
 
 fn generate(new: NewKey, now: DateTime<Utc>) -> Result<(ApiKey, Secret<String>), Error> {
-    printable(&new.name, NAME_CHARS_MAX).map_err(Error::InvalidName)?;
+    printable(&new.name, NAME_CHARS_MAX).map_err(|error| Error::InvalidName(error.to_string()))?;
     if new.expires_at.is_some_and(|at| at <= now) {
         return Err(Error::ExpiresInThePast);
     }

@@ -24,7 +24,7 @@ pub async fn create(
     new: NewPortalToken,
 ) -> Result<(PortalToken, Secret<String>), Error> {
     if let Some(name) = &new.name {
-        printable(name, NAME_CHARS_MAX).map_err(|detail| Error::Invalid("/name", detail))?;
+        printable(name, NAME_CHARS_MAX).map_err(|error| Error::Invalid("/name", error.to_string()))?;
     }
     if !(1..=SECONDS_MAX).contains(&new.expires_in_seconds) {
         let detail = format!("must be a number from 1 to {SECONDS_MAX}");

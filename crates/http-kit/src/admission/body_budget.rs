@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::admission::caller_id::CallerId;
 use crate::admission::fair_budget::{FairBudget, FairLimits, Reservation};
-use crate::extract::RequestLimits;
 use crate::problem::Problem;
 
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -31,10 +30,10 @@ pub(crate) fn scope<F: Future>(responding: F) -> impl Future<Output = F::Output>
 pub(crate) struct BodyBudget(Arc<FairBudget>);
 
 impl BodyBudget {
-    pub(crate) fn new(limits: &RequestLimits) -> BodyBudget {
-        let total = limits.body_bytes_total_max.max(limits.body_bytes_max);
-        let limits = FairLimits { total, caller_min: limits.body_bytes_max, caller_max: usize::MAX };
-        BodyBudget(FairBudget::new(limits))
+    /// `bytes_max` is the largest body, which always fits into the budget.
+    pub(crate) fn new(bytes_max: usize, bytes_total_max: usize) -> BodyBudget {
+        let total = bytes_total_max.max(bytes_max);
+        BodyBudget(FairBudget::new(FairLimits { total, caller_min: bytes_max, caller_max: usize::MAX }))
     }
 
     /// Starts the reservation of a body. Fails with 503 if a body of the announced length would not fit now.
@@ -78,9 +77,7 @@ mod tests {
     use super::*;
 
     fn budget(bytes_total_max: usize) -> BodyBudget {
-        let limits =
-            RequestLimits { body_bytes_max: 10, body_bytes_total_max: bytes_total_max, ..RequestLimits::default() };
-        BodyBudget::new(&limits)
+        BodyBudget::new(10, bytes_total_max)
     }
 
     #[test]

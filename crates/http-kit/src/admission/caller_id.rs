@@ -1,49 +1,79 @@
-//! The caller that a request counts for, wherever callers share something that is limited.
+//! The definition of one caller, for everything that callers share and for the rate limits.
 //!
-//! The users of a tenant are callers of their own. All API keys and portal tokens of a tenant are one caller, so that a tenant
-//! gains nothing by creating more of them; and so are all requests without a caller from one network.
+//! Each user is one caller. All API keys and portal tokens of a tenant are one caller, so that a tenant gains nothing by creating
+//! more of them. All requests without a caller from one network are one caller.
 
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use crate::auth::{Caller, Principal};
+use crate::caller::{Caller, Principal};
 use crate::client_address::ClientAddress;
 use pillarbox::log::Tenant;
 
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// Identifies a caller within this process. It is a hash and not a name, which would be an allocation for each request. Two
-/// callers with the same hash count as one.
+/// The subject of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Subject<'a> {
+    /// One user, API key or portal token.
+    Principal(Principal),
+    /// A tenant, by its name.
+    Tenant(&'a str),
+    /// The clients without valid credentials in one network. None: the address of the client is unknown.
+    Network(Option<IpAddr>),
+}
+
+impl<'a> Subject<'a> {
+    /// Returns the caller of a request; without one, the client's network.
+    pub fn of(caller: Option<&'a Caller>, client: Option<ClientAddress>) -> Subject<'a> {
+        match caller {
+            Some(Caller { principal: user @ Principal::User(_), .. }) => Subject::Principal(*user),
+            Some(Caller { tenant, .. }) => Subject::Tenant(tenant.as_str()),
+            None => Subject::of_network(client),
+        }
+    }
+
+    /// Returns the credential of a request, for limits of which each API key has its own; without one, the client's network.
+    pub(crate) fn of_credential(caller: Option<&Caller>, client: Option<ClientAddress>) -> Subject<'static> {
+        caller.map_or_else(|| Subject::of_network(client), |caller| Subject::Principal(caller.principal))
+    }
+
+    pub(crate) fn of_network(client: Option<ClientAddress>) -> Subject<'static> {
+        Subject::Network(client.map(ClientAddress::network))
+    }
+}
+
+/// Identifies a subject within this process. It is a hash and not a name, which would be an allocation for each request. Two
+/// subjects with the same hash count as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CallerId(u64);
 
 impl CallerId {
     /// Returns the id of a caller; without one, that of the client's network.
     pub fn of(caller: Option<&Caller>, client: Option<ClientAddress>) -> CallerId {
-        match caller {
-            Some(Caller { principal: Principal::User(id), .. }) => CallerId::from_name(("user", id)),
-            Some(Caller { tenant, .. }) => CallerId::of_tenant(tenant),
-            None => CallerId::of_network(client),
-        }
+        Subject::of(caller, client).into()
     }
 
     /// Returns the id of one user, API key or portal token.
     pub fn of_principal(principal: Principal) -> CallerId {
-        CallerId::from_name(("principal", principal))
+        Subject::Principal(principal).into()
     }
 
     /// Returns the id of a tenant with all its users.
     pub fn of_tenant(tenant: &Tenant) -> CallerId {
-        CallerId::from_name(("tenant", tenant.as_str()))
+        Subject::Tenant(tenant.as_str()).into()
     }
 
-    /// Returns the id of the client's network, whoever the caller is.
+    /// Returns the id of the client's network.
     pub fn of_network(client: Option<ClientAddress>) -> CallerId {
-        CallerId::from_name(("network", client.map(ClientAddress::network)))
+        Subject::of_network(client).into()
     }
+}
 
-    fn from_name(name: impl Hash) -> CallerId {
-        CallerId(HASHER.hash_one(name))
+impl From<Subject<'_>> for CallerId {
+    fn from(subject: Subject<'_>) -> CallerId {
+        CallerId(HASHER.hash_one(subject))
     }
 }
 

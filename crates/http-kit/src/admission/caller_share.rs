@@ -155,7 +155,7 @@ impl CallerLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::{Caller, Principal};
+    use crate::caller::{Caller, Principal};
     use pillarbox::log::Tenant;
     use uuid::Uuid;
 

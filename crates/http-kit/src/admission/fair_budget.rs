@@ -115,7 +115,7 @@ impl Drop for Reservation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::{Caller, Principal};
+    use crate::caller::{Caller, Principal};
     use pillarbox::log::Tenant;
     use uuid::Uuid;
 

@@ -1,5 +1,5 @@
-//! Gates: what concerns the same thing, such as one project or one caller, is in flight a limited number of times. The others
-//! wait here, and not with a connection to the database.
+//! Gates limit concurrency per key, such as one project or one caller. Work above the limit waits here, where it occupies no
+//! connection to the database.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The gates of one process, by key. Those that nobody uses are removed.
+/// The gates of one process, by key. Unused gates are removed.
 #[derive(Debug)]
 pub struct Gates<K> {
     permits: usize,
@@ -27,11 +27,11 @@ impl<K: Eq + Hash> Gates<K> {
         K: Borrow<Q>,
         Q: Eq + Hash + ToOwned<Owned = K> + ?Sized,
     {
-        // Fails only if it is closed, which nobody does.
+        // Fails only if the semaphore is closed, which never happens.
         self.gate(key).acquire_owned().await.ok()
     }
 
-    /// Enters if nobody waits and a place is free.
+    /// Enters if a place is free and no other caller waits for it.
     pub fn try_enter<Q>(&self, key: &Q) -> Option<OwnedSemaphorePermit>
     where
         K: Borrow<Q>,
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_waits_for_itself_only_and_its_gate_is_removed_when_nobody_uses_it() {
+    async fn a_key_waits_for_itself_only_and_its_gate_is_removed_when_unused() {
         let gates = Gates::<String>::new(2);
         let permits = [gates.enter("a").await, gates.enter("a").await, gates.enter("b").await];
         assert!(gates.try_enter("a").is_none(), "a third one waits");

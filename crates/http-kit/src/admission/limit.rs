@@ -7,13 +7,14 @@
 //! another, for about a second.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
+use crate::admission::caller_id::{CallerId, Subject};
+use crate::caller::Principal;
 use crate::problem::Problem;
 
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -27,49 +28,25 @@ const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long shares are used after the last exchange of demands.
 const SHARE_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Whose requests or events a limit counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject<'a> {
-    /// A principal such as `key:<id>`, or the address of a client without credentials.
-    Caller(&'a str),
-    /// The events of a tenant, by its name.
-    Tenant(&'a str),
-}
-
-impl Subject<'_> {
-    /// Whether all processes share the limit. Users and addresses are limited by each process.
-    fn is_shared(&self) -> bool {
-        match self {
-            Subject::Caller(name) => name.starts_with("key:") || name.starts_with("portal:"),
-            Subject::Tenant(_) => true,
-        }
-    }
-
-    fn key(&self) -> String {
-        match self {
-            Subject::Caller(name) => (*name).to_owned(),
-            Subject::Tenant(name) => format!("tenant:{name}"),
-        }
-    }
-
-    fn unit(&self) -> &'static str {
-        match self {
-            Subject::Caller(_) => "requests",
-            Subject::Tenant(_) => "events",
-        }
+/// The name by which all processes know a subject whose limit they share. None: each process limits it on its own.
+fn shared_name(subject: Subject<'_>) -> Option<String> {
+    match subject {
+        Subject::Principal(principal @ (Principal::Key(_) | Principal::Portal(_))) => Some(principal.to_string()),
+        Subject::Tenant(name) => Some(format!("tenant:{name}")),
+        Subject::Principal(Principal::User(_)) | Subject::Network(_) => None,
     }
 }
 
-impl fmt::Display for Subject<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Subject::Caller(name) if name.starts_with("key:") => f.write_str("the limit of this API key"),
-            Subject::Caller(name) if name.starts_with("portal:") => f.write_str("the limit of this portal token"),
-            Subject::Caller(name) if name.starts_with("user:") => f.write_str("the limit of this user"),
-            Subject::Caller(_) => f.write_str("the limit of requests without valid credentials from this address"),
-            Subject::Tenant(name) => write!(f, "the limit of the tenant `{name}`"),
-        }
-    }
+/// The first part of the sentence with the limit, and the unit.
+fn described(subject: Subject<'_>) -> (String, &'static str) {
+    let limit = match subject {
+        Subject::Principal(Principal::Key(_)) => "the limit of this API key",
+        Subject::Principal(Principal::Portal(_)) => "the limit of this portal token",
+        Subject::Principal(Principal::User(_)) => "the limit of this user",
+        Subject::Network(_) => "the limit of requests without valid credentials from this address",
+        Subject::Tenant(name) => return (format!("the limit of the tenant `{name}`"), "events"),
+    };
+    (limit.to_owned(), "requests")
 }
 
 /// How much a subject wanted from this process since the last report.
@@ -86,7 +63,7 @@ pub struct RateLimits {
 }
 
 struct State {
-    buckets: HashMap<String, Bucket>,
+    buckets: HashMap<CallerId, Bucket>,
     /// The processes that share the limits, this one included.
     processes: u32,
     exchanged_at: Option<Instant>,
@@ -94,7 +71,8 @@ struct State {
 
 struct Bucket {
     rate: u32,
-    is_shared: bool,
+    /// The name of the subject, if all processes share the limit.
+    shared_name: Option<String>,
     /// The part of the rate that this process may use. None: an even share.
     share: Option<f64>,
     /// May be negative after a request that counts more than is left.
@@ -122,15 +100,15 @@ impl RateLimits {
     fn check_at(&self, subject: Subject<'_>, rate: NonZeroU32, count: u32, now: Instant) -> Result<HeaderMap, Problem> {
         let mut state = self.state();
         let processes = state.processes;
-        let bucket = state.buckets.entry(subject.key()).or_insert_with(|| Bucket::new(rate, &subject, processes, now));
+        let bucket = state.buckets.entry(subject.into()).or_insert_with(|| Bucket::new(rate, subject, processes, now));
         bucket.rate = rate.get();
         match bucket.spend(count, processes, now) {
             Ok(remaining) => Ok(headers(rate, remaining, Duration::from_secs(1))),
             Err(wait) => {
                 bucket.exhausted_until = Some(now + wait);
+                let (limit, unit) = described(subject);
                 let detail = format!(
-                    "{subject} is {rate} {} per second, in all processes together; wait as long as the header Retry-After says",
-                    subject.unit()
+                    "{limit} is {rate} {unit} per second, in all processes together; wait as long as the header Retry-After says"
                 );
                 let mut problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate-limited", detail).retry_after(wait);
                 for (name, value) in &headers(rate, 0, wait) {
@@ -141,10 +119,10 @@ impl RateLimits {
         }
     }
 
-    /// Returns true if the caller is above the limit now. Does not count a request.
-    pub(crate) fn is_exhausted(&self, caller: &str) -> bool {
+    /// Returns true if the subject is above the limit now. Does not count a request.
+    pub(crate) fn is_exhausted(&self, subject: Subject<'_>) -> bool {
         let state = self.state();
-        let until = state.buckets.get(caller).and_then(|bucket| bucket.exhausted_until);
+        let until = state.buckets.get(&subject.into()).and_then(|bucket| bucket.exhausted_until);
         until.is_some_and(|until| until > Instant::now())
     }
 
@@ -153,13 +131,14 @@ impl RateLimits {
         let mut state = self.state();
         let processes = state.processes;
         let mut demands = Vec::new();
-        for (subject, bucket) in &mut state.buckets {
+        for bucket in state.buckets.values_mut() {
+            let Some(name) = &bucket.shared_name else { continue };
             let count = std::mem::take(&mut bucket.demand);
             let reported_min = f64::from(bucket.rate) / f64::from(processes) * REPORTED_MIN;
-            let is_reported = bucket.is_shared && processes > 1 && count > 0 && f64::from(count) >= reported_min;
+            let is_reported = processes > 1 && count > 0 && f64::from(count) >= reported_min;
             // Once more after the last demand, so that the others learn of the end.
             if is_reported || bucket.is_reported {
-                demands.push(Demand { subject: subject.clone(), count });
+                demands.push(Demand { subject: name.clone(), count });
             }
             bucket.is_reported = is_reported;
         }
@@ -173,13 +152,13 @@ impl RateLimits {
         state.processes = processes.max(1);
         state.exchanged_at = Some(Instant::now());
         let processes = state.processes;
-        for bucket in state.buckets.values_mut().filter(|bucket| !bucket.is_reported) {
-            bucket.share = None;
-        }
-        for demand in own {
-            if let Some(bucket) = state.buckets.get_mut(&demand.subject) {
-                let others = others.get(&demand.subject).copied().unwrap_or(0);
-                bucket.share = Some(share_of(demand.count, others, processes));
+        let own: HashMap<&str, u32> = own.iter().map(|demand| (demand.subject.as_str(), demand.count)).collect();
+        for bucket in state.buckets.values_mut() {
+            let Some(name) = bucket.shared_name.as_deref() else { continue };
+            if let Some(own) = own.get(name) {
+                bucket.share = Some(share_of(*own, others.get(name).copied().unwrap_or(0), processes));
+            } else if !bucket.is_reported {
+                bucket.share = None;
             }
         }
     }
@@ -212,10 +191,10 @@ fn share_of(own: u32, others: u64, processes: u32) -> f64 {
 }
 
 impl Bucket {
-    fn new(rate: NonZeroU32, subject: &Subject<'_>, processes: u32, now: Instant) -> Bucket {
+    fn new(rate: NonZeroU32, subject: Subject<'_>, processes: u32, now: Instant) -> Bucket {
         let mut bucket = Bucket {
             rate: rate.get(),
-            is_shared: subject.is_shared(),
+            shared_name: shared_name(subject),
             share: None,
             tokens: 0.0,
             refilled_at: now,
@@ -229,7 +208,7 @@ impl Bucket {
 
     /// The requests per second of this process. At least one, because a burst of less than one would allow none.
     fn per_second(&self, processes: u32) -> f64 {
-        let even = if self.is_shared { 1.0 / f64::from(processes) } else { 1.0 };
+        let even = if self.shared_name.is_some() { 1.0 / f64::from(processes) } else { 1.0 };
         (f64::from(self.rate) * self.share.unwrap_or(even)).max(1.0)
     }
 
@@ -265,7 +244,7 @@ mod tests {
     use super::*;
     use axum::response::IntoResponse;
 
-    const KEY: Subject<'static> = Subject::Caller("key:a");
+    const KEY: Subject<'static> = Subject::Principal(Principal::Key(uuid::Uuid::nil()));
 
     fn rate(rate: u32) -> NonZeroU32 {
         NonZeroU32::new(rate).unwrap()
@@ -282,7 +261,7 @@ mod tests {
         assert_eq!(rejected.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(rejected.headers()[http::header::RETRY_AFTER], "1");
         assert_eq!(rejected.headers()[LIMIT], "5");
-        assert!(check(Subject::Caller("key:b")).is_ok(), "another caller is not affected");
+        assert!(check(Subject::Principal(Principal::Key(uuid::Uuid::max()))).is_ok(), "another caller is not affected");
         assert!(limits.check_at(KEY, rate(5), 1, now + Duration::from_millis(200)).is_ok(), "a fifth of a second");
     }
 

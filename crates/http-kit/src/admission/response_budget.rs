@@ -36,7 +36,7 @@ const CALLER_BYTES_MIN: usize = 2 * 1024 * 1024;
 const NETWORK_PART: usize = 4;
 
 /// An extension of a response whose body is a copy of a buffer that exists once for all of them, such as a file in the binary: it
-/// needs no memory of its own, and is not counted.
+/// needs no further memory, and is not counted.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedBody;
 

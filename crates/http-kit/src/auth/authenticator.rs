@@ -11,14 +11,14 @@ use http::{HeaderMap, header};
 
 use pillarbox::log::{Tenant, TenantStanding};
 
-use super::caller::Caller;
 use super::delegation::{ActsForTenant, TenantRoutes, requested_tenant};
 use super::jwt::TokenVerifier;
-use crate::admission::caller_id::CallerId;
+use crate::admission::caller_id::{CallerId, Subject};
 use crate::admission::caller_share;
-use crate::admission::limit::{RateLimits, Subject};
+use crate::admission::limit::RateLimits;
+use crate::caller::Caller;
 use crate::client_address::ClientAddress;
-use crate::extract::single_header;
+use crate::header::single_header;
 use crate::problem::Problem;
 use runtime::secret::digest;
 
@@ -64,9 +64,9 @@ impl Authenticator {
         if let Some(rate) = self.rate
             && !self.keys.is_cached(&digest)
         {
-            let client_name = client_name(client);
-            if self.limits.is_exhausted(&client_name) {
-                self.limits.check(Subject::Caller(&client_name), rate, 1)?;
+            let network = Subject::of_network(client);
+            if self.limits.is_exhausted(network) {
+                self.limits.check(network, rate, 1)?;
             }
         }
         match self.keys.find(digest).await? {
@@ -111,17 +111,14 @@ pub async fn authenticate(
     next: impl AsyncFnOnce(Request) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
     let client = request.extensions().get::<ClientAddress>().copied();
-    // Whoever guesses keys uses the share of its network.
+    // A client that guesses keys uses the share of its network.
     let network = CallerId::of_network(client);
     let caller = caller_share::scope(network, authenticator.caller(request.headers(), client)).await;
     let limit_headers = match authenticator.rate {
         Some(rate) => {
             // A rejected request counts against its address; otherwise guessing keys would not be limited.
-            let limited_name = match &caller {
-                Ok(Some(caller)) => caller.principal.to_string(),
-                Ok(None) | Err(_) => client_name(client),
-            };
-            authenticator.limits.check(Subject::Caller(&limited_name), rate, 1)?
+            let credential = Subject::of_credential(caller.as_ref().ok().and_then(Option::as_ref), client);
+            authenticator.limits.check(credential, rate, 1)?
         }
         None => HeaderMap::new(),
     };
@@ -149,11 +146,6 @@ pub async fn authenticate(
     response.extensions_mut().insert(id);
     response.headers_mut().extend(limit_headers);
     Ok(response)
-}
-
-/// The name under which the rate limit counts requests without a caller.
-fn client_name(client: Option<ClientAddress>) -> String {
-    client.map_or_else(|| "unknown".to_owned(), |client| format!("ip:{}", client.network()))
 }
 
 fn bearer(value: &str) -> Option<&str> {

@@ -1,18 +1,18 @@
 //! Acting for a tenant: the header `Pillarbox-Tenant`.
 //!
 //! A key of the tenant `main` with the role `manage` or `admin` names a tenant in the header, and the request acts within that
-//! tenant. The caller has its role there, but is no operator. Everybody else is refused, and so is the header on routes that
+//! tenant. The caller has its role there, but is not an operator. The header is refused from all other callers, and on routes that
 //! do not act for tenants: ignoring it would do something else than what the caller wants.
 
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 
-use pillarbox::log::Tenant;
+use pillarbox::log::{InvalidTenant, Tenant};
 
-use super::caller::{Caller, Principal, Role};
-use crate::extract::single_header;
-use crate::problem::{FieldError, Location, Problem};
+use crate::caller::{Caller, Principal, Role};
+use crate::header::{malformed_header, single_header};
+use crate::problem::Problem;
 
 /// The name of the header.
 pub const TENANT_HEADER: &str = "pillarbox-tenant";
@@ -50,7 +50,10 @@ pub(super) fn requested_tenant(
 ) -> Result<Option<Tenant>, Problem> {
     let Some(name) = single_header(headers, &HEADER)? else { return Ok(None) };
     if !is_tenant_route {
-        return Err(invalid("is accepted by the routes of the hub only: send the request without it"));
+        return Err(malformed_header(
+            &HEADER,
+            "is accepted by the routes of the hub only: send the request without it",
+        ));
     }
     let Some(caller) = caller else { return Ok(None) };
     if !may_act_for_tenants(caller) {
@@ -58,18 +61,13 @@ pub(super) fn requested_tenant(
                       a key of the tenant itself needs no header";
         return Err(Problem::forbidden(detail));
     }
-    name.parse().map(Some).map_err(|detail: String| invalid(&detail))
+    name.parse().map(Some).map_err(|error: InvalidTenant| malformed_header(&HEADER, &error.to_string()))
 }
 
 fn may_act_for_tenants(caller: &Caller) -> bool {
     matches!(caller.principal, Principal::Key(_))
         && caller.tenant == Tenant::main()
         && caller.role >= Some(Role::Manage)
-}
-
-fn invalid(detail: &str) -> Problem {
-    let errors = vec![FieldError::at(Location::Header, format!("/{TENANT_HEADER}"), detail)];
-    Problem::bad_request("malformed-header", format!("{TENANT_HEADER}: {detail}")).with_errors(errors)
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use self::signing_keys::{key_id, period_of, signing_key, trusted_periods};
 use self::token_cache::TokenCache;
 use pillarbox::log::Tenant;
 
-use super::caller::{Caller, Principal};
+use crate::caller::{Caller, Principal};
 use crate::problem::Problem;
 use runtime::clock::Clock;
 use runtime::secret::MasterKey;

@@ -47,7 +47,7 @@ fn an_unknown_name_is_answered_with_the_accepted_ones() {
     #[derive(Debug, Deserialize)]
     struct Key {
         #[allow(dead_code)]
-        role: crate::auth::Role,
+        role: crate::caller::Role,
     }
     let problem = parse_json::<Key>(br#"{"role":"king"}"#).unwrap_err();
     assert_eq!(problem.to_string(), "422 validation-failed: role: must be ingest, manage or admin");

@@ -39,7 +39,7 @@ pub(super) fn tighten(operation: &mut Operation, schemas: &BTreeMap<String, RefO
                 remove_schema_example(parameter, schemas);
                 None
             }
-            // Each request needs a key of its own, so each operation has another one.
+            // Each request needs a different key, so each operation has another one.
             (ParameterIn::Header, Required::True) if idempotency::HEADERS.contains(&parameter.name.as_str()) => {
                 Some(format!("try-{operation_id}").into())
             }

@@ -1,7 +1,7 @@
 //! The problems that operations may return. Each has an example under the name of its problem type.
 //!
 //! What an operation has (security, parameters, a body) implies the problems of the layers and extractors, so they are
-//! added here. A service documents the problems of its own errors in one table, with [`document`].
+//! added here. A service documents the problems of its errors in one table, with [`document`].
 
 use http::StatusCode;
 use serde_json::json;

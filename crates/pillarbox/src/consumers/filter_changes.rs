@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{Connection, PgConnection};
 
 use super::consumer::{Consumer, ConsumerKind};
 use super::leases::has_unknown_workers;
@@ -25,13 +25,13 @@ const MARGIN: &str = "interval '1 minute'";
 pub(super) async fn record(tx: &mut PgConnection, consumer: &Consumer) -> sqlx::Result<bool> {
     let query = "select included, excluded from pillarbox.cursor
                  where consumer = $1 and (included, excluded) is distinct from ($2, $3) for update";
-    let former = sqlx::query(query)
+    let former: Option<(String, Option<String>)> = sqlx::query_as(query)
         .bind(&consumer.name)
         .bind(consumer.filter.included())
         .bind(consumer.filter.excluded())
         .fetch_optional(&mut *tx)
         .await?;
-    let Some(former) = former else { return Ok(false) };
+    let Some((included, excluded)) = former else { return Ok(false) };
     let replay_from = match consumer.kind {
         ConsumerKind::Relay => replay_from(tx, &consumer.name).await?,
         ConsumerKind::Handler => None,
@@ -39,13 +39,7 @@ pub(super) async fn record(tx: &mut PgConnection, consumer: &Consumer) -> sqlx::
     let query = "insert into pillarbox.filter_change (consumer, read_to, included, excluded, replay_from)
                  select $1, coalesce(max(new_at), 'epoch'), $2, $3, $4
                  from pillarbox.shards() as shard cross join lateral pillarbox.latest_position($1, shard)";
-    sqlx::query(query)
-        .bind(&consumer.name)
-        .bind(former.try_get::<String, _>("included")?)
-        .bind(former.try_get::<Option<String>, _>("excluded")?)
-        .bind(replay_from)
-        .execute(tx)
-        .await?;
+    sqlx::query(query).bind(&consumer.name).bind(included).bind(excluded).bind(replay_from).execute(tx).await?;
     Ok(true)
 }
 
@@ -114,7 +108,7 @@ pub(super) async fn request_replays(
 }
 
 /// How long a shard worker has waited for other processes before a replay can be requested. Processes are replaced one by one,
-/// so that a short wait is normal; processes with lastingly different routes wait for ever, and somebody must see it.
+/// so that a short wait is normal; processes with lastingly different routes wait for ever, which an operator must see.
 #[derive(Debug, Default)]
 pub(super) struct ReplayWait {
     since: Option<Instant>,

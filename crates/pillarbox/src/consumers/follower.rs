@@ -110,7 +110,7 @@ impl FollowerPosition {
     }
 
     /// The position that was stored, which has survived whatever has happened to the database: it is valid in the current
-    /// incarnation. Fails if it is no JSON of a position.
+    /// incarnation. Fails if it is not the JSON of a position.
     pub async fn from_json(db: &mut PgConnection, json: serde_json::Value) -> sqlx::Result<FollowerPosition> {
         let stored: StoredPosition =
             serde_json::from_value(json).map_err(|error| sqlx::Error::Decode(error.to_string().into()))?;
@@ -177,10 +177,10 @@ impl LogFollower {
 fn next_window(at: &Position, leader: &Position) -> Option<(Position, Option<i64>)> {
     if !is_same_snapshot(&at.old, &at.new) {
         let is_same_window = is_same_snapshot(&at.old, &leader.old) && is_same_snapshot(&at.new, &leader.new);
-        return match is_same_window {
-            true => (at.last_id < leader.last_id).then(|| (at.clone(), Some(leader.last_id))),
-            false => Some((at.clone(), None)),
-        };
+        if !is_same_window {
+            return Some((at.clone(), None));
+        }
+        return (at.last_id < leader.last_id).then(|| (at.clone(), Some(leader.last_id)));
     }
     // An operator may have moved the consumer back: then it reads the rest again itself.
     if !leader.new.is_after(&at.new) {
@@ -190,10 +190,10 @@ fn next_window(at: &Position, leader: &Position) -> Option<(Position, Option<i64
     if is_same_snapshot(&leader.old, &leader.new) {
         return Some((window(&leader.new), None));
     }
-    match leader.old.is_after(&at.new) {
-        true => Some((window(&leader.old), None)),
-        false => (leader.last_id > 0).then(|| (window(&leader.new), Some(leader.last_id))),
+    if leader.old.is_after(&at.new) {
+        return Some((window(&leader.old), None));
     }
+    (leader.last_id > 0).then(|| (window(&leader.new), Some(leader.last_id)))
 }
 
 /// Whether both snapshots were taken at once. The incarnation does not count: a stored snapshot is valid in each.

@@ -1,7 +1,7 @@
 //! Handlers: consumers that act in this database.
 //!
 //! Inbox rows, effects, new posts and positions are committed together. Messages that are processed one by one, each in a
-//! transaction of its own, are the exception: the positions are committed after them, and if the process ends in between,
+//! separate transaction, are the exception: the positions are committed after them, and if the process ends in between,
 //! the inbox prevents a second effect.
 
 use std::collections::HashSet;
@@ -50,7 +50,7 @@ pub trait Handler: Send + Sync + 'static {
         None
     }
 
-    /// Whether each message needs a transaction of its own. Necessary for a handler that acquires locks in another
+    /// Whether each message needs a separate transaction. Necessary for a handler that acquires locks in another
     /// order than other transactions do, when it processes several messages in the order of the log.
     fn needs_separate_transaction(&self) -> bool {
         false
@@ -96,7 +96,7 @@ impl Processor for HandlerProcessor {
         match context.step("handle a batch", self.process_together(context, deliveries)).await? {
             Ok(tx) => Ok(BatchResult { outcomes: vec![Outcome::Done; deliveries.len()], tx: Some(tx) }),
             Err(error) => match deliveries {
-                [_] => Ok(BatchResult { outcomes: vec![Outcome::Failed(error)], tx: None }),
+                [_] => Ok(BatchResult { outcomes: vec![Outcome::Failed(error.to_string())], tx: None }),
                 deliveries => self.process_one_by_one(context, deliveries).await,
             },
         }
@@ -120,7 +120,7 @@ impl HandlerProcessor {
         &self,
         context: &WorkerContext,
         deliveries: &[&Delivery],
-    ) -> Result<Result<Transaction<'static, Postgres>, String>, ConsumerError> {
+    ) -> Result<Result<Transaction<'static, Postgres>, HandlerFailure>, ConsumerError> {
         let mut tx = context.db.begin().await?;
         let mut new = inbox::insert(&mut tx, &context.consumer, deliveries).await?;
         // `remove`, and not `contains`: the second delivery of a message in one batch is a redelivery.
@@ -140,8 +140,8 @@ impl HandlerProcessor {
     ) -> Result<BatchResult, ConsumerError> {
         let mut failed_keys: HashSet<Key> = HashSet::new();
         let mut outcomes = Vec::with_capacity(deliveries.len());
-        // Only messages from the log count, live or replayed: a parked message has failed before, so another failure is
-        // no sign of a general cause.
+        // Only messages from the log count, live or replayed: a parked message has failed before, so another failure does
+        // not indicate a general cause.
         let (mut tried, mut failures, mut last_error) = (0, 0, String::new());
         for delivery in deliveries {
             let key = delivery.message.ordering_key();
@@ -181,16 +181,17 @@ impl HandlerProcessor {
         let id = delivery.message.message_id;
         match context.step("handle a message", self.process_alone(context, delivery)).await {
             Err(ConsumerError::Database(error)) if is_no_response(&error) => {
-                match self.expired.replace(id) == Some(id) {
-                    true => Ok(Outcome::Failed(format!("its processing takes too long: {error}"))),
-                    false => Err(error.into()),
+                let has_expired_before = self.expired.replace(id) == Some(id);
+                if !has_expired_before {
+                    return Err(error.into());
                 }
+                Ok(Outcome::Failed(format!("its processing takes too long: {error}")))
             }
             processed => processed,
         }
     }
 
-    /// Processes one message in a transaction of its own. If the process ends before the position is saved, the inbox
+    /// Processes one message in a separate transaction. If the process ends before the position is saved, the inbox
     /// prevents a second effect.
     async fn process_alone(&self, context: &WorkerContext, delivery: &Delivery) -> Result<Outcome, ConsumerError> {
         let mut tx = context.db.begin().await?;
@@ -198,7 +199,7 @@ impl HandlerProcessor {
             && let Err(error) = self.handle_message(&mut tx, &delivery.message).await
         {
             tx.rollback().await?;
-            return Ok(Outcome::Failed(error));
+            return Ok(Outcome::Failed(error.to_string()));
         }
         // These can fail because of the message: the handler may have ignored an error that aborted the transaction, or
         // a deferred constraint is checked at the commit.
@@ -219,7 +220,7 @@ impl HandlerProcessor {
         &self,
         tx: &mut Transaction<'static, Postgres>,
         messages: &[&Message],
-    ) -> Result<(), String> {
+    ) -> Result<(), HandlerFailure> {
         if messages.len() > 1
             && let Some(handling) = self.handler.handle_all(tx, messages)
         {
@@ -231,7 +232,11 @@ impl HandlerProcessor {
         Ok(())
     }
 
-    async fn handle_message(&self, tx: &mut Transaction<'static, Postgres>, message: &Message) -> Result<(), String> {
+    async fn handle_message(
+        &self,
+        tx: &mut Transaction<'static, Postgres>,
+        message: &Message,
+    ) -> Result<(), HandlerFailure> {
         let handling = catch_errors(async { self.handler.handle(tx, message).await });
         match message.trace() {
             Some(trace) => trace.scope(handling).await,
@@ -240,11 +245,16 @@ impl HandlerProcessor {
     }
 }
 
-/// Turns errors and panics into an error text.
-async fn catch_errors(handling: impl Future<Output = Result<(), HandlerError>>) -> Result<(), String> {
+/// Why a handler failed, as it is stored: one line, without the row values that PostgreSQL quotes.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct HandlerFailure(String);
+
+/// Turns errors and panics into failures.
+async fn catch_errors(handling: impl Future<Output = Result<(), HandlerError>>) -> Result<(), HandlerFailure> {
     match AssertUnwindSafe(handling).catch_unwind().await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(redacted_error(&*error)),
-        Err(panic) => Err(format!("panic: {}", panic_text(&*panic))),
+        Ok(Err(error)) => Err(HandlerFailure(redacted_error(&*error))),
+        Err(panic) => Err(HandlerFailure(format!("panic: {}", panic_text(&*panic)))),
     }
 }

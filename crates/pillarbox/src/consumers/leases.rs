@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::lease_clock::Lease;
@@ -60,8 +60,8 @@ impl ShardAssignment {
         self.watcher.drop_snapshot();
     }
 
-    /// Reports a database error. If a connection was lost, the database may have failed over, and nobody follows the
-    /// last snapshot any more.
+    /// Reports a database error. If a connection was lost, the database may have failed over, and no worker follows
+    /// the last snapshot any more.
     pub fn report_error(&self, error: &sqlx::Error) {
         if is_connection_lost(error) {
             self.watcher.drop_snapshot();
@@ -138,7 +138,7 @@ pub(super) async fn create(db: &mut PgConnection, consumer: &str) -> sqlx::Resul
 /// `filter` is what it reads with, if it reads the log.
 /// Returns the incarnation of the database that the worker belongs to: its row is lost when the next one begins.
 /// The row of the old id is removed, because it may have been inserted although the response was lost: it would own shards
-/// that nobody reads.
+/// without being read.
 pub(super) async fn join(
     db: &mut PgConnection,
     consumer: &str,
@@ -172,7 +172,7 @@ pub(super) async fn rebalance(
     undivided: bool,
 ) -> sqlx::Result<Option<BTreeSet<i16>>> {
     remove_expired(db, consumer, replica).await?;
-    let row = sqlx::query(
+    let (workers, is_oldest, has_joined, owned): (i64, Option<bool>, bool, Option<Vec<i16>>) = sqlx::query_as(
         "select (select count(*) from pillarbox.shard_worker where consumer = $1) as workers,
                 (select min(owner::text) from pillarbox.shard_worker where consumer = $1) = $2::text as is_oldest,
                 exists (select from pillarbox.shard_worker where consumer = $1 and owner = $2) as has_joined,
@@ -182,15 +182,16 @@ pub(super) async fn rebalance(
     .bind(owner)
     .fetch_one(&mut *db)
     .await?;
-    if !row.try_get("has_joined")? {
+    if !has_joined {
         return Ok(None);
     }
-    let workers = row.try_get::<i64, _>("workers")?.max(1) as usize;
-    let mut owned: Vec<i16> = row.try_get::<Option<Vec<i16>>, _>("shards")?.unwrap_or_default();
-    let part = match (undivided, row.try_get::<Option<bool>, _>("is_oldest")?) {
-        (false, _) => (SHARDS as usize).div_ceil(workers),
-        (true, Some(true)) => SHARDS as usize,
-        (true, Some(false) | None) => 0,
+    let mut owned = owned.unwrap_or_default();
+    let part = if !undivided {
+        (SHARDS as usize).div_ceil(workers.max(1) as usize)
+    } else if is_oldest == Some(true) {
+        SHARDS as usize
+    } else {
+        0
     };
     if owned.len() < part {
         owned.extend(claim(db, consumer, (owner, replica), (part - owned.len()) as i64).await?);
@@ -303,12 +304,11 @@ pub(super) async fn remove(db: &mut PgConnection, consumer: &str, owner: Uuid) -
 /// Prevents other processes from taking over until the transaction ends. Returns false if one already has. A
 /// transaction that saves only positions need not be `durable`: if it is lost, messages are processed again.
 pub(super) async fn lock(tx: &mut PgConnection, consumer: &str, owner: Uuid, durable: bool) -> sqlx::Result<bool> {
-    let query = match durable {
-        true => "select owner from pillarbox.shard_worker where consumer = $1 and owner = $2 for key share",
-        false => {
-            "select owner, set_config('synchronous_commit', 'off', true) from pillarbox.shard_worker
-             where consumer = $1 and owner = $2 for key share"
-        }
+    let query = if durable {
+        "select owner from pillarbox.shard_worker where consumer = $1 and owner = $2 for key share"
+    } else {
+        "select owner, set_config('synchronous_commit', 'off', true) from pillarbox.shard_worker
+         where consumer = $1 and owner = $2 for key share"
     };
     Ok(sqlx::query(query).bind(consumer).bind(owner).fetch_optional(tx).await?.is_some())
 }

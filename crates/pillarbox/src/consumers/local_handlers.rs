@@ -1,4 +1,4 @@
-//! Lets a request wait until the handlers of its own process have processed the message that it has posted.
+//! Lets a request wait until the handlers of this process have processed the message that it has posted.
 //!
 //! A client that gets the response to a change often continues with another service at once. If the handler of that service
 //! runs in this process and owns the shard of the message, the response waits for it, for a bounded time. Otherwise nothing

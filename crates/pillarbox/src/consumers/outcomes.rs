@@ -140,14 +140,15 @@ impl<'a> Outcomes<'a> {
         let next_at = self.retry.delay_after(attempts).map(|delay| self.now + delay);
         // Only the first and the last failure are warnings: a message that waits for a queue to be bound is retried
         // forever.
-        match attempts == 1 || next_at.is_none() {
-            true => tracing::warn!(
+        if attempts == 1 || next_at.is_none() {
+            tracing::warn!(
                 consumer = self.consumer, message_id = %message.message_id, topic = message.topic, attempts, error,
                 "a message failed"
-            ),
-            false => tracing::debug!(
+            );
+        } else {
+            tracing::debug!(
                 consumer = self.consumer, message_id = %message.message_id, attempts, error, "a message failed again"
-            ),
+            );
         }
         match (parked_id, next_at) {
             (None, Some(next_at)) => {

@@ -119,10 +119,7 @@ async fn insert_all<'n>(
     .execute(&mut *tx)
     .await?
     .rows_affected();
-    match inserted == new.len() as u64 {
-        true => Ok(Vec::new()),
-        false => with_id_of_another(tx, consumer, new).await,
-    }
+    if inserted == new.len() as u64 { Ok(Vec::new()) } else { with_id_of_another(tx, consumer, new).await }
 }
 
 /// Returns the messages whose id is that of another parked message. An id identifies a message; but nothing in the log
@@ -153,7 +150,7 @@ pub(super) async fn blocked_keys(
     consumer: &str,
     shards: &[i16],
 ) -> sqlx::Result<Vec<(i16, Key)>> {
-    let rows = sqlx::query(
+    let rows: Vec<(i16, String, String)> = sqlx::query_as(
         "select distinct shard, tenant, key from pillarbox.parked
          where consumer = $1 and shard = any($2::smallint[]) and key is not null",
     )
@@ -161,7 +158,7 @@ pub(super) async fn blocked_keys(
     .bind(shards)
     .fetch_all(db)
     .await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)))).collect()
+    Ok(rows.into_iter().map(|(shard, tenant, key)| (shard, (tenant, key))).collect())
 }
 
 /// Returns which of these keys still have parked messages.

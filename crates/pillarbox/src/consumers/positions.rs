@@ -44,8 +44,8 @@ fn snapshot_of(row: &PgRow, [id, visible, at]: [&str; 3], incarnation: Incarnati
 /// ahead of the database; then the caller must roll back, because other positions may be saved already.
 ///
 /// A database that crashed may have lost the transactions of a snapshot and assigns their ids again: a position with that
-/// snapshot would skip the messages of the new transactions. The fence of the worker is lost with them; for whoever has no
-/// fence, the database itself refuses such a position.
+/// snapshot would skip the messages of the new transactions. The fence of the worker is lost with them; a writer
+/// without a fence is refused by the database itself.
 pub(super) async fn append(
     db: &mut PgConnection,
     consumer: &str,
@@ -68,10 +68,10 @@ pub(super) async fn append(
 /// lost transactions since.
 pub(crate) async fn append_after(db: &mut PgConnection, consumer: &str, snapshot: &Snapshot) -> sqlx::Result<()> {
     let positions = (0..SHARDS).map(|shard| (shard, Position::after(snapshot.clone()))).collect();
-    match append(db, consumer, &positions).await? {
-        true => Ok(()),
-        false => Err(sqlx::Error::Protocol("the database has lost transactions meanwhile; try again".into())),
+    if !append(db, consumer, &positions).await? {
+        return Err(sqlx::Error::Protocol("the database has lost transactions since the snapshot; try again".into()));
     }
+    Ok(())
 }
 
 /// The result of [`lock_and_append`].

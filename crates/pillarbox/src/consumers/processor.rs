@@ -169,9 +169,10 @@ impl WorkerContext {
 
     /// Prevents other processes from taking over until the transaction ends. Fails if one already has.
     pub(super) async fn lock(&self, tx: &mut Transaction<'_, Postgres>, durable: bool) -> Result<(), ConsumerError> {
-        match leases::lock(tx, &self.consumer, self.owner, durable).await? {
-            true => Ok(()),
-            false => Err(ConsumerError::LeaseLost),
+        if leases::lock(tx, &self.consumer, self.owner, durable).await? {
+            Ok(())
+        } else {
+            Err(ConsumerError::LeaseLost)
         }
     }
 }

@@ -6,7 +6,8 @@
 //! of the time range ([`crate::log::time_search`]), so the cost depends on the range and not on the size of the log.
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, PgConnection, Row};
 
 use crate::log::{Filter, Message, Position, time_search};
 
@@ -33,7 +34,7 @@ pub(super) async fn unfinished(
     consumer: &str,
     shards: &[i16],
 ) -> sqlx::Result<Vec<ReplayShard>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select replay.id, run, shard, from_at, to_at, last_id, until_id, former_included, former_excluded
          from pillarbox.replay join pillarbox.replay_shard on replay_shard.replay = replay.id
          where consumer = $1 and shard = any($2) and not done order by replay.id, shard",
@@ -41,24 +42,25 @@ pub(super) async fn unfinished(
     .bind(consumer)
     .bind(shards)
     .fetch_all(db)
-    .await?;
-    let replay_shard = |row| -> sqlx::Result<ReplayShard> {
+    .await
+}
+
+impl FromRow<'_, PgRow> for ReplayShard {
+    fn from_row(row: &PgRow) -> sqlx::Result<ReplayShard> {
+        let included: Option<String> = row.try_get("former_included")?;
+        let excluded = row.try_get("former_excluded")?;
         Ok(ReplayShard {
-            replay: Row::try_get(row, "id")?,
-            run: Row::try_get(row, "run")?,
-            shard: Row::try_get(row, "shard")?,
-            from: Row::try_get(row, "from_at")?,
-            to: Row::try_get(row, "to_at")?,
-            last_id: Row::try_get(row, "last_id")?,
-            until_id: Row::try_get(row, "until_id")?,
-            former: match Row::try_get(row, "former_included")? {
-                Some(included) => Some((included, Row::try_get(row, "former_excluded")?)),
-                None => None,
-            },
+            replay: row.try_get("id")?,
+            run: row.try_get("run")?,
+            shard: row.try_get("shard")?,
+            from: row.try_get("from_at")?,
+            to: row.try_get("to_at")?,
+            last_id: row.try_get("last_id")?,
+            until_id: row.try_get("until_id")?,
+            former: included.map(|included| (included, excluded)),
             done: false,
         })
-    };
-    rows.iter().map(replay_shard).collect()
+    }
 }
 
 impl ReplayShard {
@@ -97,7 +99,7 @@ impl ReplayShard {
         .bind(filter.included())
         .bind(filter.excluded())
         .bind(i64::from(limit))
-        // In a window that is still open, the messages up to the last id have been read, too.
+        // In a window that is still open, the messages up to the last id have also been read.
         .bind(position.last_id)
         .bind(&position.new.visible)
         .bind(self.until_id.unwrap_or(i64::MAX))

@@ -298,13 +298,11 @@ impl SilenceDetector {
 async fn heartbeat(db: &PgPool, replica: &Replica, watcher: &Watcher) -> Result<Round, ConsumerError> {
     // A heartbeat that is repeated too late would cost the leases.
     let time_max = replica.heartbeat_interval().clamp(HEARTBEAT_TIME_MIN, SHORT_STEP_TIME_MAX);
-    // The heartbeat may be the first to lose its connection: nobody follows the last snapshot then. Whether transactions were
+    // The heartbeat may be the first to lose its connection: no worker follows the last snapshot then. Whether transactions were
     // lost is decided by the incarnation that the next snapshot finds.
     let heartbeat = step(db, "heartbeat", time_max, replica.heartbeat(db)).await;
     heartbeat.inspect_err(|_| watcher.drop_snapshot())?;
     let checking = async { cluster_identity::is_restored(&mut *db.acquire().await?).await };
-    match step(db, "cluster identity", SHORT_STEP_TIME_MAX, checking).await? {
-        true => Err(ConsumerError::Restored),
-        false => Ok(Round::Idle),
-    }
+    let is_restored = step(db, "cluster identity", SHORT_STEP_TIME_MAX, checking).await?;
+    if is_restored { Err(ConsumerError::Restored) } else { Ok(Round::Idle) }
 }

@@ -113,7 +113,7 @@ impl<P: Processor> ShardWorker<P> {
 
     /// Runs one round. Returns `Busy` if there is more to do. Fails if the database fails, was restored or has lost
     /// transactions, if the consumer has lapsed, or if the processor fails; the batches before the failure are committed.
-    /// A lost lease is no failure: the next round joins again.
+    /// A lost lease is not a failure: the next round joins again.
     pub(super) async fn round(&mut self) -> Result<Round, ConsumerError> {
         // The last round panicked. Its messages were read but not committed.
         if std::mem::replace(&mut self.is_in_round, true) {
@@ -166,10 +166,7 @@ impl<P: Processor> ShardWorker<P> {
         if self.is_in_round {
             self.reset();
         }
-        let saved = match self.shards.is_empty() {
-            true => Ok(()),
-            false => self.process(Vec::new(), &[]).await,
-        };
+        let saved = if self.shards.is_empty() { Ok(()) } else { self.process(Vec::new(), &[]).await };
         self.reset();
         let WorkerContext { db, consumer, owner, .. } = &self.context;
         let releasing = async { Ok(leases::remove(&mut *db.acquire().await?, consumer, *owner).await?) };
@@ -392,7 +389,7 @@ impl<P: Processor> ShardWorker<P> {
         }
         let positions = self.shards.unsaved_positions();
 
-        // The database may have crashed meanwhile and lost the transactions of the new snapshot. Their ids are assigned
+        // The database may have crashed since and lost the transactions of the new snapshot. Their ids are assigned
         // again, so a position with that snapshot would skip the messages of the new transactions. The commit is fenced by
         // the worker's row, which is lost in each such crash.
         let committing = commit(&self.context, result.tx, &outcomes, replays, &positions);

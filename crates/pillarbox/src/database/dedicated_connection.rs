@@ -16,7 +16,7 @@ use super::transaction::DatabaseTransaction;
 /// A connection that was used this recently is not tested before its next use.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// A connection of its own for one loop. It is opened at its first use, and again after it was lost.
+/// A connection that only one loop uses. It is opened at its first use, and again after it was lost.
 #[derive(Debug)]
 pub struct DedicatedConnection {
     pool: PgPool,

@@ -17,7 +17,7 @@ const LOCK_TRIES: u32 = 4;
 const LOCK_PAUSE: Duration = Duration::from_millis(250);
 
 /// Returns the qualified names of the partitions whose day ended before `cutoff`, oldest first; never a day from yesterday
-/// on. `parent` is qualified, too. The names contain only letters, digits and `_`, so they need no quoting.
+/// on. `parent` is also qualified. The names contain only letters, digits and `_`, so they need no quoting.
 pub async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<Utc>) -> sqlx::Result<Vec<String>> {
     sqlx::query_scalar(
         "select relnamespace::regnamespace::text || '.' || relname
@@ -33,7 +33,7 @@ pub async fn days_before(db: &mut PgConnection, parent: &str, cutoff: DateTime<U
     .await
 }
 
-/// Begins a transaction in which nobody else writes to a partition, so that its rows can be checked or copied before it is
+/// Begins a transaction in which no other transaction writes to a partition, so that its rows can be checked or copied before it is
 /// dropped. Returns None if a transaction in progress has written to it; the next maintenance run tries again.
 pub async fn lock_day<'c>(
     db: &'c mut PgConnection,

@@ -90,10 +90,10 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
         .before_acquire(move |connection, _| {
             before_acquire();
             Box::pin(async move {
-                match for_workers {
-                    true => Ok(true),
-                    false => ping_connection(connection).await.map(|()| true),
+                if !for_workers {
+                    ping_connection(connection).await?;
                 }
+                Ok(true)
             })
         })
         .after_release(move |connection, _| {
@@ -101,16 +101,13 @@ fn pool_options(limits: &PoolLimits) -> PgPoolOptions {
                 // Only requests are dropped by their callers, when a client closes its connection.
                 let may_be_dead =
                     if for_workers { deadline::expired_recently() } else { deadline::abandoned_recently() };
-                match may_be_dead {
-                    true => has_open_transaction(connection).await.map(|is_open| !is_open),
-                    false => Ok(true),
-                }
+                Ok(!may_be_dead || !has_open_transaction(connection).await?)
             })
         })
 }
 
 /// With these settings PostgreSQL notices within seconds that our process or the network is gone, and ends the
-/// transactions whose locks others wait for. A pooler has settings of its own for its clients.
+/// transactions whose locks others wait for. A pooler has separate settings for its clients.
 fn vanished_client_settings() -> [(&'static str, String); 6] {
     [
         ("idle_in_transaction_session_timeout", "10000".to_owned()),

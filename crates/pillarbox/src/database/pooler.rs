@@ -74,24 +74,30 @@ pub async fn check(pooler: &PgConnectOptions, limits: &PoolLimits) -> Result<(),
 
 /// Fails unless both pools connect to the same database. The database must be migrated.
 pub async fn check_same_database(one: &PgPool, other: &PgPool) -> Result<(), PoolerError> {
-    match cluster_identity::current(one).await? == cluster_identity::current(other).await? {
-        true => Ok(()),
-        false => Err(PoolerError::DifferentDatabase),
-    }
+    let is_same = cluster_identity::current(one).await? == cluster_identity::current(other).await?;
+    if is_same { Ok(()) } else { Err(PoolerError::DifferentDatabase) }
 }
 
 /// Fails unless the pooler provides a session with the right search path. It may have opened new sessions since the
 /// start.
-pub async fn ping(pool: &PgPool) -> Result<(), String> {
+pub async fn ping(pool: &PgPool) -> Result<(), PingError> {
     let query = "select current_setting('search_path')";
-    match sqlx::query_scalar::<_, String>(query).fetch_one(pool).await {
-        Ok(found) if found == SEARCH_PATH => Ok(()),
-        Ok(found) => Err(format!(
-            "a session of the pooler has the search_path {found} instead of {SEARCH_PATH}: the role has lost its settings, or \
-             got them after this session began (PgBouncer: RECONNECT)"
-        )),
-        Err(error) => Err(error.to_string()),
-    }
+    let found: String = sqlx::query_scalar(query).fetch_one(pool).await?;
+    if found == SEARCH_PATH { Ok(()) } else { Err(PingError::SearchPath(found)) }
+}
+
+/// The pooler does not provide the sessions that the program needs.
+#[derive(Debug, thiserror::Error)]
+pub enum PingError {
+    /// A session has another search path.
+    #[error(
+        "a session of the pooler has the search_path {0} instead of {SEARCH_PATH}: the role has lost its settings, or got them \
+         after this session began (PgBouncer: RECONNECT)"
+    )]
+    SearchPath(String),
+    /// The database did not answer.
+    #[error(transparent)]
+    Database(#[from] sqlx::Error),
 }
 
 /// Returns whether the server is a pooler that uses a different session for each transaction, and not PostgreSQL

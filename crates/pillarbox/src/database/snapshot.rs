@@ -1,6 +1,6 @@
 //! Snapshots: which transactions are visible, together with the log's sequence value from before.
 //!
-//! Exported as `log::Snapshot`. It is implemented here because [`super::cluster_identity`] needs one, too.
+//! Exported as `log::Snapshot`. It is implemented here because [`super::cluster_identity`] also needs one.
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row};
@@ -29,8 +29,8 @@ impl Snapshot {
     pub async fn beginning(db: &mut PgConnection) -> sqlx::Result<Snapshot> {
         let incarnation = Incarnation::current(db).await?;
         let query = "select floor_id, floor::text, floor_at from pillarbox.cluster_identity";
-        let row = sqlx::query(query).fetch_one(db).await?;
-        Ok(Snapshot { id_before: row.try_get(0)?, visible: row.try_get(1)?, at: row.try_get(2)?, incarnation })
+        let (id_before, visible, at) = sqlx::query_as(query).fetch_one(db).await?;
+        Ok(Snapshot { id_before, visible, at, incarnation })
     }
 
     /// Takes a snapshot now. The connection must not be in a transaction.
@@ -72,7 +72,7 @@ impl Snapshot {
         query.bind(Uuid::from(self.incarnation)).fetch_one(db).await
     }
 
-    /// Returns whether this snapshot was taken after `other`. Each snapshot ends a transaction of its own, so comparing
+    /// Returns whether this snapshot was taken after `other`. Each snapshot ends a separate transaction, so comparing
     /// xmax is enough.
     pub(crate) fn is_after(&self, other: &Snapshot) -> bool {
         self.xmax() > other.xmax()

@@ -96,7 +96,7 @@ impl Database {
         step(&self.pool, name, time_max, work)
     }
 
-    /// Returns a connection of its own for one loop. Its commits wake the readers, too.
+    /// Returns a connection that only one loop uses. Its commits also wake the readers.
     pub fn dedicated_connection(&self) -> DedicatedConnection {
         DedicatedConnection::with_readers(self.pool.clone(), self.readers.clone())
     }
@@ -117,7 +117,7 @@ impl Database {
     }
 }
 
-/// A connection of the pool. It returns to the pool when it is dropped, and its permit is dropped then, too.
+/// A connection of the pool. It returns to the pool when it is dropped, which also drops its permit.
 #[derive(Debug)]
 pub struct DatabaseConnection {
     connection: PoolConnection<Postgres>,

@@ -69,7 +69,7 @@ impl From<sqlx::Error> for BusinessEventError {
     }
 }
 
-/// Posts a business event, and returns the id of its message. An event id that was posted before is no second event. The locks of
+/// Posts a business event, and returns the id of its message. An event id that was posted before does not make a second event. The locks of
 /// the rest of the transaction are not waited for any longer, either.
 pub async fn post_business_event(
     tx: &mut Transaction<'_, Postgres>,
@@ -103,7 +103,7 @@ pub async fn aggregate_types(db: &mut PgConnection) -> sqlx::Result<Vec<String>>
     sqlx::query_scalar("select name from pillarbox.aggregate_type order by name").fetch_all(db).await
 }
 
-/// Locks those of the types that exist, so that nobody deletes them until the end of the transaction. Returns their names.
+/// Locks those of the types that exist, so that they are not deleted before the end of the transaction. Returns their names.
 pub async fn lock_aggregate_types(tx: &mut Transaction<'_, Postgres>, names: &[&str]) -> sqlx::Result<Vec<String>> {
     let query = "select name from pillarbox.aggregate_type where name = any($1) order by name for key share";
     sqlx::query_scalar(query).bind(names).fetch_all(&mut **tx).await

@@ -1,7 +1,7 @@
 //! Confidential messages: payloads with secrets or personal data, such as the token in an e-mail.
 //!
 //! A message is confidential if it was posted with [`Post::confidential_until`](super::Post::confidential_until), or if its
-//! topic is `email` or below it, whoever posted it. Its consumers get its payload; nobody else sees it: views show a marker
+//! topic is `email` or below it, whichever source posted it. Only its consumers get its payload: views show a marker
 //! instead, and error texts lose the parts that they have in common with it. A payload that was posted with an expiry is
 //! also *blanked*, which means replaced in the database, when every consumer has processed the message
 //! (`operations/confidential.rs`), when it expires, or when its key is blanked ([`blank_key`]).
@@ -33,7 +33,7 @@ const PART_BYTES: usize = 6;
 const VALUE_BYTES_MIN: usize = 3;
 const HIDDEN: &str = "***";
 
-/// Whether the messages of a topic are confidential, whoever posts them.
+/// Whether the messages of a topic are confidential, whichever source posts them.
 pub fn is_confidential_topic(topic: &str) -> bool {
     topic.split('.').next() == Some(EMAIL)
 }
@@ -70,10 +70,7 @@ impl Message {
 
     /// The text without the parts that it has in common with a confidential payload. For errors, which may quote it.
     pub(crate) fn hide_payload_in(&self, text: String) -> String {
-        match self.is_confidential() {
-            true => hide(&text, self.payload.get()),
-            false => text,
-        }
+        if self.is_confidential() { hide(&text, self.payload.get()) } else { text }
     }
 
     fn has_confidential_header(&self) -> bool {
@@ -123,10 +120,11 @@ fn hide(text: &str, payload: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut was_hidden = false;
     for (at, character) in text.char_indices() {
-        match is_hidden[at..at + character.len_utf8()].contains(&true) {
-            true if was_hidden => {}
-            true => shown.push_str(HIDDEN),
-            false => shown.push(character),
+        let hides = is_hidden[at..at + character.len_utf8()].contains(&true);
+        if !hides {
+            shown.push(character);
+        } else if !was_hidden {
+            shown.push_str(HIDDEN);
         }
         was_hidden = is_hidden[at];
     }

@@ -138,6 +138,20 @@ fn build(regex: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(regex).dot_matches_new_line(true).build()
 }
 
+/// A pattern that matches no message as it is written.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidPattern {
+    /// The pattern of a topic has another syntax.
+    #[error("topic pattern `{0}` is invalid: use words joined by dots; * matches one word, # any number of words")]
+    Topic(String),
+    /// A source is empty or contains a blank.
+    #[error("source `{0}` is invalid: use a name without blanks")]
+    Source(String),
+    /// The patterns together exceed the limit of the compiler of regular expressions.
+    #[error("the patterns are too large: {0}")]
+    TooLarge(Box<dyn std::error::Error + Send + Sync>),
+}
+
 impl MessagePattern {
     /// A pattern of topics from any source.
     pub fn topic(pattern: &str) -> MessagePattern {
@@ -146,24 +160,19 @@ impl MessagePattern {
 
     /// Checks the patterns. Fails with the invalid pattern and the syntax that is accepted, or if the patterns together are
     /// too large to be compiled.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), InvalidPattern> {
         let word = |word: &str| {
             word == "*"
                 || word == "#"
                 || (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'))
         };
         if let Some(bad) = self.topics.iter().find(|topic| !topic.split('.').all(word)) {
-            return Err(format!(
-                "topic pattern `{bad}` is invalid: use words joined by dots; * matches one word, # any number of words"
-            ));
+            return Err(InvalidPattern::Topic(bad.clone()));
         }
         if let Some(bad) = self.sources.iter().find(|source| source.is_empty() || source.contains(' ')) {
-            return Err(format!("source `{bad}` is invalid: use a name without blanks"));
+            return Err(InvalidPattern::Source(bad.clone()));
         }
-        match build(&self.regex()) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(format!("the patterns are too large: {error}")),
-        }
+        build(&self.regex()).map(drop).map_err(|error| InvalidPattern::TooLarge(Box::new(error)))
     }
 
     fn regex(&self) -> String {
@@ -235,7 +244,7 @@ mod tests {
     fn patterns_that_are_too_large_to_compile_are_rejected() {
         let aggregate_types = (0..20).map(|n| format!("{n}{}", "a".repeat(10_000))).collect();
         let error = MessagePattern { aggregate_types, ..MessagePattern::default() }.check().unwrap_err();
-        assert!(error.contains("too large"), "{error}");
+        assert!(matches!(error, InvalidPattern::TooLarge(_)), "{error}");
     }
 
     #[test]

@@ -247,9 +247,10 @@ async fn insert<'m>(
     let column = |of: fn(&Post) -> Option<&str>| messages.iter().copied().map(of).collect::<Vec<_>>();
     let expiries: Vec<Option<DateTime<Utc>>> = messages.iter().map(|message| message.confidential_until).collect();
     let has_confidential = expiries.iter().any(Option::is_some);
-    let query = match has_confidential {
-        true => sqlx::query(sqlx::AssertSqlSafe(format!("with posted as ({INSERT} {RECORD_CONFIDENTIAL}"))),
-        false => sqlx::query(INSERT),
+    let query = if has_confidential {
+        sqlx::query(sqlx::AssertSqlSafe(format!("with posted as ({INSERT} {RECORD_CONFIDENTIAL}")))
+    } else {
+        sqlx::query(INSERT)
     };
     let query = query
         .bind(source.as_str())

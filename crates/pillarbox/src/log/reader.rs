@@ -243,7 +243,7 @@ impl Reader {
             let (shard, id): (i16, i64) = (row.try_get("shard")?, row.try_get("id")?);
             let scan = shards.entry(shard).or_default();
             if scan.is_cut || bytes > self.bytes_max {
-                // The rows of a shard arrive in order, so all later rows of the shard are left over, too.
+                // The rows of a shard arrive in order, so all later rows of the shard are also left over.
                 if !std::mem::replace(&mut scan.is_cut, true) {
                     scan.last_id = id - 1;
                 }

@@ -28,26 +28,27 @@ impl Tenant {
     }
 }
 
-impl TryFrom<String> for Tenant {
-    type Error = String;
+/// A text that is not a valid name of a tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must have 1 to 63 characters of a-z, 0-9, - and _, and start with a letter or digit")]
+pub struct InvalidTenant;
 
-    fn try_from(name: String) -> Result<Tenant, String> {
+impl TryFrom<String> for Tenant {
+    type Error = InvalidTenant;
+
+    fn try_from(name: String) -> Result<Tenant, InvalidTenant> {
         let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let is_valid = name.len() <= 63
             && name.bytes().next().is_some_and(is_alphanumeric)
             && name.bytes().all(|byte| is_alphanumeric(byte) || byte == b'-' || byte == b'_');
-        if is_valid {
-            Ok(Tenant(name.into()))
-        } else {
-            Err("must have 1 to 63 characters of a-z, 0-9, - and _, and start with a letter or digit".to_owned())
-        }
+        if is_valid { Ok(Tenant(name.into())) } else { Err(InvalidTenant) }
     }
 }
 
 impl FromStr for Tenant {
-    type Err = String;
+    type Err = InvalidTenant;
 
-    fn from_str(text: &str) -> Result<Tenant, String> {
+    fn from_str(text: &str) -> Result<Tenant, InvalidTenant> {
         Tenant::try_from(text.to_owned())
     }
 }
@@ -83,7 +84,7 @@ pub fn standing_of(row: &PgRow) -> sqlx::Result<TenantStanding> {
     })
 }
 
-/// Returns those of the names that are no tenants. `main` always is one, so a list of only `main` costs no query.
+/// Returns those of the names that do not belong to a tenant. `main` always is one, so a list of only `main` costs no query.
 pub async fn unknown_tenants(db: &mut PgConnection, names: &[&str]) -> sqlx::Result<Vec<String>> {
     let mut others: Vec<&str> = names.iter().copied().filter(|name| *name != Tenant::MAIN).collect();
     others.sort_unstable();
@@ -96,24 +97,23 @@ pub async fn unknown_tenants(db: &mut PgConnection, names: &[&str]) -> sqlx::Res
     sqlx::query_scalar(query).bind(others).fetch_all(db).await
 }
 
-/// Locks the tenant until the end of the transaction, so that it is not deleted meanwhile. Returns its `subscribers_max`; None
+/// Locks the tenant until the end of the transaction, so that it is not deleted until then. Returns its `subscribers_max`; None
 /// if there is no such tenant.
 pub async fn lock_tenant(db: &mut PgConnection, name: &Tenant) -> sqlx::Result<Option<Option<i32>>> {
     let query = "select subscribers_max from pillarbox.tenant where name = $1 and deleted_at is null for share";
     sqlx::query_scalar(query).bind(name.as_str()).fetch_optional(db).await
 }
 
-/// The tenants whose payloads have a limit of their own, with its bytes.
+/// Returns the tenants that have a separate limit on payloads, with its bytes.
 pub async fn payload_limits(db: &mut PgConnection) -> sqlx::Result<Vec<(Tenant, usize)>> {
     let query = "select name, payload_bytes_max from pillarbox.tenant
                  where payload_bytes_max is not null and deleted_at is null";
-    let rows = sqlx::query(query).fetch_all(db).await?;
-    let limit = |row: &PgRow| {
-        let name = Tenant::try_from(row.try_get::<String, _>("name")?);
-        let bytes: i32 = row.try_get("payload_bytes_max")?;
-        Ok((name.map_err(|error| sqlx::Error::Decode(error.into()))?, bytes.unsigned_abs() as usize))
+    let rows: Vec<(String, i32)> = sqlx::query_as(query).fetch_all(db).await?;
+    let limit = |(name, bytes): (String, i32)| {
+        let name = Tenant::try_from(name).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        Ok((name, bytes.unsigned_abs() as usize))
     };
-    rows.iter().map(limit).collect()
+    rows.into_iter().map(limit).collect()
 }
 
 /// What to do about a tenant that does not exist.

@@ -4,7 +4,7 @@
 //! with time.
 
 use chrono::{DateTime, Duration, Utc};
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 /// The binary search ends when this many ids are left.
@@ -55,7 +55,7 @@ pub(crate) async fn newest_below(
     shard: Option<i16>,
     id: i64,
 ) -> sqlx::Result<Option<(i64, DateTime<Utc>)>> {
-    let row = sqlx::query(
+    sqlx::query_as(
         "select newest.id, newest.at from pillarbox.shards() as slot (shard) cross join lateral (
              select id, at from pillarbox.log
              where log.shard = slot.shard and id < $1 order by id desc limit 1
@@ -64,6 +64,5 @@ pub(crate) async fn newest_below(
     .bind(id)
     .bind(shard)
     .fetch_optional(db)
-    .await?;
-    row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose()
+    .await
 }

@@ -90,7 +90,7 @@ impl Watcher {
         self.inner.invalidations.invalidate();
     }
 
-    /// Drops the newest snapshot: nobody follows it any more. Every worker that loses a connection calls it; the watcher's own may fail
+    /// Drops the newest snapshot, so that no worker follows it any more. Every worker that loses a connection calls it; the watcher's own may fail
     /// much later, although the database has failed over. Whether transactions were lost is decided by the incarnation of
     /// the next snapshot, so that a lost connection or a short stall invalidates nothing else.
     pub(crate) fn drop_snapshot(&self) {
@@ -102,7 +102,7 @@ impl Watcher {
         self.inner.invalidations.count()
     }
 
-    /// Polls the log once, and takes a new snapshot if anything can have become visible. After an error nobody follows the
+    /// Polls the log once, and takes a new snapshot if anything can have become visible. After an error no worker follows the
     /// last snapshot; the next one finds out whether the database has lost transactions.
     pub(crate) async fn round(&self, db: &PgPool) -> sqlx::Result<Round> {
         let result = step(db, "watcher", SHORT_STEP_TIME_MAX, self.try_round(db)).await;

@@ -6,8 +6,7 @@
 //! late commits; consumers read with [`crate::log::Reader`], which does not.
 
 use chrono::{DateTime, Duration, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::log::time_search::{self, MARGIN};
@@ -151,7 +150,7 @@ pub struct MessageName {
 
 /// Loads the names of the referenced messages, in no particular order. Messages that retention has dropped are missing.
 pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<Vec<MessageName>> {
-    let rows = sqlx::query(
+    let rows: Vec<(i16, i64, DateTime<Utc>, Uuid, String, Option<String>)> = sqlx::query_as(
         "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as log_ref (shard, id, at)
          cross join lateral (
              select shard, id, at, message_id, topic, key from pillarbox.log
@@ -163,12 +162,13 @@ pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<
     .bind(refs.iter().map(|log_ref| log_ref.at).collect::<Vec<_>>())
     .fetch_all(db)
     .await?;
-    let name = |row: &PgRow| {
-        let log_ref = LogRef { shard: row.try_get("shard")?, id: row.try_get("id")?, at: row.try_get("at")? };
-        let (message_id, topic, key) = (row.try_get("message_id")?, row.try_get("topic")?, row.try_get("key")?);
-        Ok(MessageName { log_ref, message_id, topic, key })
-    };
-    rows.iter().map(name).collect()
+    let names = rows.into_iter().map(|(shard, id, at, message_id, topic, key)| MessageName {
+        log_ref: LogRef { shard, id, at },
+        message_id,
+        topic,
+        key,
+    });
+    Ok(names.collect())
 }
 
 /// Whether a consumer that has passed the message had a filter that matches it then. Its current filter is not checked.

@@ -56,7 +56,7 @@ enum Pending {
 /// What a round does.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Decisions {
-    /// Nobody needs the payload, and no new copy of it can appear.
+    /// No reader needs the payload, and no new copy of it can appear.
     finished: Vec<i64>,
     /// Expired before every consumer has processed it.
     expired: Vec<i64>,
@@ -118,16 +118,16 @@ async fn pending(tx: &mut PgConnection, candidates: &[Candidate]) -> sqlx::Resul
 fn decide(candidates: &[Candidate], pending: &HashMap<i64, Pending>) -> Decisions {
     let mut decisions = Decisions::default();
     for candidate in candidates {
-        match (pending.get(&candidate.log_id), candidate.is_blanked) {
-            (None, _) | (Some(Pending::Copy), true) => decisions.finished.push(candidate.log_id),
-            (Some(Pending::Reader), true) => decisions.repeated.push(candidate.log_id),
-            (Some(pending), false) if candidate.is_expired => {
-                decisions.expired.push(candidate.log_id);
-                if *pending == Pending::Copy {
-                    decisions.finished.push(candidate.log_id);
-                }
-            }
-            (Some(_), false) => {}
+        let pending = pending.get(&candidate.log_id).copied();
+        let expires = candidate.is_expired && !candidate.is_blanked && pending.is_some();
+        if expires {
+            decisions.expired.push(candidate.log_id);
+        }
+        match pending {
+            None => decisions.finished.push(candidate.log_id),
+            Some(Pending::Copy) if expires || candidate.is_blanked => decisions.finished.push(candidate.log_id),
+            Some(Pending::Reader) if candidate.is_blanked => decisions.repeated.push(candidate.log_id),
+            Some(Pending::Copy | Pending::Reader) => {}
         }
     }
     decisions
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_payload_stays_until_nobody_needs_it_or_it_has_expired() {
+    fn a_payload_stays_until_no_reader_needs_it_or_it_has_expired() {
         let candidate = |log_id, is_expired, is_blanked| Candidate::new((log_id, is_expired, is_blanked));
         let candidates = [
             candidate(1, false, false),

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use sqlx::postgres::PgRow;
-use sqlx::{PgExecutor, Postgres, Row, Transaction};
+use sqlx::{FromRow, PgExecutor, Postgres, Row, Transaction};
 
 use super::parked::RECORD_DISCARDED;
 use crate::consumers::dead_letter_notice;
@@ -84,12 +84,12 @@ pub async fn list(
         "select * from pillarbox.dead_letter
          where {IS_SELECTED} and id > $8 order by id limit $9"
     );
-    let rows = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(after.unwrap_or(0)).bind(limit);
-    rows.fetch_all(db).await?.iter().map(dead_letter).collect()
+    let selected = selection.bind(sqlx::query_as(sqlx::AssertSqlSafe(query)));
+    selected.bind(after.unwrap_or(0)).bind(limit).fetch_all(db).await
 }
 
 /// Parks up to `limit` dead letters again, oldest first, with all their retries. Returns how many. Skips those whose
-/// consumer does not exist, and those whose id is that of another message that is parked, or is selected, too, and older.
+/// consumer does not exist, and those whose id is that of another message that is parked, or is also selected and older.
 pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -> sqlx::Result<u64> {
     let query = format!(
         "with selected as (
@@ -107,8 +107,9 @@ pub async fn retry(db: impl PgExecutor<'_>, selection: &Selection, limit: i64) -
          select count(*) from removed"
     );
     // Of two dead letters of the same message only one is parked, but both are deleted and both count.
-    let row = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
-    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+    let counted = selection.bind(sqlx::query_as(sqlx::AssertSqlSafe(query))).bind(limit);
+    let (count,): (i64,) = counted.fetch_one(db).await?;
+    Ok(count.unsigned_abs())
 }
 
 /// Counts all dead letters up to `max`, so that the cost does not grow with their number.
@@ -124,8 +125,7 @@ pub async fn without_consumer(db: impl PgExecutor<'_>, selection: &Selection) ->
          where {IS_SELECTED} and not exists (select from pillarbox.cursor where cursor.consumer = dead_letter.consumer)
          group by consumer order by consumer"
     );
-    let rows = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+    selection.bind(sqlx::query_as(sqlx::AssertSqlSafe(query))).fetch_all(db).await
 }
 
 /// Discards up to `limit` dead letters. Returns how many.
@@ -138,8 +138,9 @@ pub async fn discard(db: impl PgExecutor<'_>, selection: &Selection, limit: i64)
          ), recorded as ({RECORD_DISCARDED})
          select count(*) from removed"
     );
-    let row = selection.bind(sqlx::query(sqlx::AssertSqlSafe(query))).bind(limit).fetch_one(db).await?;
-    Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+    let counted = selection.bind(sqlx::query_as(sqlx::AssertSqlSafe(query))).bind(limit);
+    let (count,): (i64,) = counted.fetch_one(db).await?;
+    Ok(count.unsigned_abs())
 }
 
 /// Retries all selected dead letters, in steps. Only those that are dead when it begins, so that a message that dies
@@ -212,7 +213,7 @@ pub async fn store_unusable(tx: &mut Transaction<'_, Postgres>, unusable: &Unusa
     .bind(unusable.payload.get())
     .fetch_one(&mut **tx)
     .await?;
-    let message = dead_letter(&row)?.message;
+    let message = Message::from_copy_row(&row)?;
     dead_letter_notice::post_notice(tx, unusable.consumer, &message, 1, unusable.error).await
 }
 
@@ -221,10 +222,10 @@ pub fn topic_of(consumer: &str) -> String {
     dead_letter_notice::topic_of(consumer)
 }
 
-type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+type QueryAs<'q, T> = sqlx::query::QueryAs<'q, Postgres, T, sqlx::postgres::PgArguments>;
 
 impl Selection {
-    fn bind<'q>(&'q self, query: Query<'q>) -> Query<'q> {
+    fn bind<'q, T>(&'q self, query: QueryAs<'q, T>) -> QueryAs<'q, T> {
         let query = query.bind(self.id).bind(&self.consumer).bind(&self.topic).bind(&self.tenant);
         query.bind(self.from).bind(self.to).bind(self.id_max)
     }
@@ -237,13 +238,15 @@ impl Selection {
     }
 }
 
-fn dead_letter(row: &PgRow) -> sqlx::Result<DeadLetter> {
-    Ok(DeadLetter {
-        id: row.try_get("id")?,
-        consumer: row.try_get("consumer")?,
-        attempts: row.try_get("attempts")?,
-        last_error: row.try_get("last_error")?,
-        died_at: row.try_get("died_at")?,
-        message: Message::from_copy_row(row)?,
-    })
+impl FromRow<'_, PgRow> for DeadLetter {
+    fn from_row(row: &PgRow) -> sqlx::Result<DeadLetter> {
+        Ok(DeadLetter {
+            id: row.try_get("id")?,
+            consumer: row.try_get("consumer")?,
+            attempts: row.try_get("attempts")?,
+            last_error: row.try_get("last_error")?,
+            died_at: row.try_get("died_at")?,
+            message: Message::from_copy_row(row)?,
+        })
+    }
 }

@@ -120,7 +120,7 @@ async fn lapse(db: &mut PgConnection, retention: Retention, now: DateTime<Utc>) 
 
 /// Drops the days of the log that are old enough and that every consumer has read.
 async fn drop_log_days(db: &mut PgConnection, retention: Retention, now: DateTime<Utc>) -> sqlx::Result<()> {
-    // A hold that nobody renews, of a service that is no longer run, must not keep the log for ever, so all are limited.
+    // A hold that is not renewed, because its service is no longer run, must not keep the log for ever, so all are limited.
     // A margin of one hour: the time of a row is the clock's, which may have been set back since.
     let query = format!(
         "select least($1, (select min(old_at) - interval '1 hour' from ({LIVE_POSITIONS}) as live),
@@ -175,8 +175,8 @@ async fn delete_log_overflow(db: &mut PgConnection, before: DateTime<Utc>) -> sq
 }
 
 /// Drops the days of positions that ended before `until`. The positions of consumers that have not advanced since are copied
-/// to today's partition, in the same transaction. They keep their numbers, so a position that a shard worker saves meanwhile
-/// is newer.
+/// to today's partition, in the same transaction. They keep their numbers, so a position that a shard worker saves at the
+/// same time is newer.
 async fn drop_position_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx::Result<()> {
     for partition in partition::days_before(db, "pillarbox.position", until).await? {
         let Some(mut tx) = partition::lock_day(db, &partition).await? else { continue };
@@ -193,7 +193,7 @@ async fn drop_position_days(db: &mut PgConnection, until: DateTime<Utc>) -> sqlx
     delete_position_overflow(db, until - days(1)).await
 }
 
-/// Deletes rows of the overflow partition from before `before` that are no consumer's newest position in any shard.
+/// Deletes rows of the overflow partition from before `before` that are not the newest position of a consumer in any shard.
 async fn delete_position_overflow(db: &mut PgConnection, before: DateTime<Utc>) -> sqlx::Result<()> {
     let query = "with newest as materialized (
                      select consumer, n from pillarbox.cursor cross join pillarbox.shards() as slot (shard)

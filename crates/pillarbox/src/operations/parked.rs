@@ -1,7 +1,8 @@
 //! Parked messages as operators see them: list, retry now, discard.
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, PgExecutor, Row};
+use sqlx::postgres::PgRow;
+use sqlx::{FromRow, PgConnection, PgExecutor, Row};
 
 use crate::log::Message;
 
@@ -47,20 +48,22 @@ pub async fn list(
 ) -> sqlx::Result<Vec<ParkedMessage>> {
     let query = "select * from pillarbox.parked
                  where ($1::text is null or consumer = $1) and id > $2 order by id limit $3";
-    let rows = sqlx::query(query).bind(consumer).bind(after.unwrap_or(0)).bind(limit).fetch_all(db).await?;
-    let parked = |row| -> sqlx::Result<ParkedMessage> {
+    sqlx::query_as(query).bind(consumer).bind(after.unwrap_or(0)).bind(limit).fetch_all(db).await
+}
+
+impl FromRow<'_, PgRow> for ParkedMessage {
+    fn from_row(row: &PgRow) -> sqlx::Result<ParkedMessage> {
         Ok(ParkedMessage {
-            id: Row::try_get(row, "id")?,
-            consumer: Row::try_get(row, "consumer")?,
-            attempts: Row::try_get(row, "attempts")?,
-            next_at: Row::try_get(row, "next_at")?,
-            last_error: Row::try_get(row, "last_error")?,
-            parked_at: Row::try_get(row, "parked_at")?,
-            discarded: Row::try_get(row, "discarded")?,
+            id: row.try_get("id")?,
+            consumer: row.try_get("consumer")?,
+            attempts: row.try_get("attempts")?,
+            next_at: row.try_get("next_at")?,
+            last_error: row.try_get("last_error")?,
+            parked_at: row.try_get("parked_at")?,
+            discarded: row.try_get("discarded")?,
             message: Message::from_copy_row(row)?,
         })
-    };
-    rows.iter().map(parked).collect()
+    }
 }
 
 /// Makes a message due now. The owner of its shard processes it within seconds.

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Duration, Utc};
 use serde::Serialize;
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, PgExecutor, PgPool, Row};
+use sqlx::{FromRow, PgConnection, PgExecutor, PgPool, Row};
 
 use crate::log::SHARDS;
 
@@ -129,15 +129,13 @@ pub async fn list(
         "{PROGRESS} where ($1::text is null or consumer = $1) and ($2::bigint is null or id < $2)
          order by id desc limit $3"
     );
-    let rows = sqlx::query(sqlx::AssertSqlSafe(query)).bind(consumer).bind(before).bind(limit).fetch_all(db).await?;
-    rows.iter().map(replay).collect()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(consumer).bind(before).bind(limit).fetch_all(db).await
 }
 
 /// Returns a replay; None if there is no such replay.
 pub async fn find(db: impl PgExecutor<'_>, id: i64) -> sqlx::Result<Option<Replay>> {
     let query = format!("{PROGRESS} where id = $1");
-    let row = sqlx::query(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await?;
-    row.as_ref().map(replay).transpose()
+    sqlx::query_as(sqlx::AssertSqlSafe(query)).bind(id).fetch_optional(db).await
 }
 
 /// Cancels a replay. The shard workers stop before their next chunk; replayed messages are not undone.
@@ -158,16 +156,18 @@ pub async fn cancel(tx: &mut PgConnection, id: i64) -> sqlx::Result<CancelResult
     Ok(CancelResult::Canceled)
 }
 
-fn replay(row: &PgRow) -> sqlx::Result<Replay> {
-    Ok(Replay {
-        id: row.try_get("id")?,
-        consumer: row.try_get("consumer")?,
-        from: row.try_get("from_at")?,
-        to: row.try_get("to_at")?,
-        again: row.try_get::<i32, _>("run")? > 0,
-        requested_at: row.try_get("requested_at")?,
-        shards: SHARDS,
-        shards_done: row.try_get("shards_done")?,
-        canceled_at: row.try_get("canceled_at")?,
-    })
+impl FromRow<'_, PgRow> for Replay {
+    fn from_row(row: &PgRow) -> sqlx::Result<Replay> {
+        Ok(Replay {
+            id: row.try_get("id")?,
+            consumer: row.try_get("consumer")?,
+            from: row.try_get("from_at")?,
+            to: row.try_get("to_at")?,
+            again: row.try_get::<i32, _>("run")? > 0,
+            requested_at: row.try_get("requested_at")?,
+            shards: SHARDS,
+            shards_done: row.try_get("shards_done")?,
+            canceled_at: row.try_get("canceled_at")?,
+        })
+    }
 }

@@ -5,8 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
-use sqlx::{PgExecutor, PgPool, Row};
+use serde::{Deserialize, Serialize};
+use sqlx::postgres::PgRow;
+use sqlx::types::Json;
+use sqlx::{FromRow, PgExecutor, PgPool, Row};
 
 use super::dead_letters::{self, Selection};
 use crate::database::{SHORT_STEP_TIME_MAX, step};
@@ -46,7 +48,7 @@ pub struct ConsumerStatus {
 }
 
 /// A process that works for a consumer.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// Its name.
     pub name: String,
@@ -56,7 +58,7 @@ pub struct WorkerStatus {
 
 /// Returns the status of every consumer, sorted by name. The cost does not depend on the backlog.
 pub async fn consumers(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<ConsumerStatus>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "with ahead as (
              select cursor.consumer, oldest.at, oldest.id
              from pillarbox.cursor cross join pillarbox.shards() as slot (shard)
@@ -79,7 +81,7 @@ pub async fn consumers(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<ConsumerStat
                 (select count(distinct replay.id) from pillarbox.replay
                  join pillarbox.replay_shard on replay_shard.replay = replay.id and not done
                  where replay.consumer = cursor.consumer) as replays,
-                (select coalesce(json_agg(json_build_object('name', name, 'shards', shards) order by name), '[]')::text
+                (select coalesce(json_agg(json_build_object('name', name, 'shards', shards) order by name), '[]')
                  from (select replica.name, count(lease.shard) as shards
                        from pillarbox.shard_worker join pillarbox.replica on replica.id = shard_worker.replica
                        left join pillarbox.lease
@@ -90,25 +92,27 @@ pub async fn consumers(db: impl PgExecutor<'_>) -> sqlx::Result<Vec<ConsumerStat
          group by cursor.consumer order by cursor.consumer",
     )
     .fetch_all(db)
-    .await?;
-    let status = |row| -> sqlx::Result<ConsumerStatus> {
-        let workers: String = Row::try_get(row, "workers")?;
+    .await
+}
+
+impl FromRow<'_, PgRow> for ConsumerStatus {
+    fn from_row(row: &PgRow) -> sqlx::Result<ConsumerStatus> {
+        let Json(workers) = row.try_get("workers")?;
         Ok(ConsumerStatus {
-            consumer: Row::try_get(row, "consumer")?,
-            kind: Row::try_get(row, "kind")?,
-            read_to: Row::try_get(row, "read_to")?,
-            lag_seconds: Row::try_get(row, "lag_seconds")?,
-            measured_at: Row::try_get(row, "measured_at")?,
-            lag_messages: Row::try_get(row, "lag_messages")?,
-            parked: Row::try_get(row, "parked")?,
-            dead: Row::try_get(row, "dead")?,
-            unrouted: Row::try_get(row, "unrouted")?,
-            replays: Row::try_get(row, "replays")?,
-            workers: workers_of(&workers)?,
-            lapsed_at: Row::try_get(row, "lapsed_at")?,
+            consumer: row.try_get("consumer")?,
+            kind: row.try_get("kind")?,
+            read_to: row.try_get("read_to")?,
+            lag_seconds: row.try_get("lag_seconds")?,
+            measured_at: row.try_get("measured_at")?,
+            lag_messages: row.try_get("lag_messages")?,
+            parked: row.try_get("parked")?,
+            dead: row.try_get("dead")?,
+            unrouted: row.try_get("unrouted")?,
+            replays: row.try_get("replays")?,
+            workers,
+            lapsed_at: row.try_get("lapsed_at")?,
         })
-    };
-    rows.iter().map(status).collect()
+    }
 }
 
 /// Counters of the log.
@@ -137,16 +141,6 @@ pub async fn active_names(db: impl PgExecutor<'_>) -> sqlx::Result<BTreeSet<Stri
     Ok(sqlx::query_scalar(query).fetch_all(db).await?.into_iter().collect())
 }
 
-fn workers_of(text: &str) -> sqlx::Result<Vec<WorkerStatus>> {
-    #[derive(serde::Deserialize)]
-    struct Found {
-        name: String,
-        shards: i64,
-    }
-    let found: Vec<Found> = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
-    Ok(found.into_iter().map(|Found { name, shards }| WorkerStatus { name, shards }).collect())
-}
-
 /// The status of one message for one consumer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MessageStatus {
@@ -169,7 +163,7 @@ pub struct MessageStatus {
 
 /// Returns the status of a message for each consumer whose filter it matches.
 pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sqlx::Result<Vec<MessageStatus>> {
-    let rows = sqlx::query(
+    sqlx::query_as(
         "select consumer, status, sent_at, attempts, next_retry_at, last_error from pillarbox.outbox_status
          where shard = $1 and log_id = $2 and created_at = $3 order by consumer",
     )
@@ -177,18 +171,14 @@ pub async fn message_statuses(db: impl PgExecutor<'_>, message: &Message) -> sql
     .bind(message.id)
     .bind(message.at)
     .fetch_all(db)
-    .await?;
-    let status = |row| -> sqlx::Result<MessageStatus> {
-        Ok(MessageStatus {
-            consumer: Row::try_get(row, "consumer")?,
-            status: Row::try_get(row, "status")?,
-            sent_at: Row::try_get(row, "sent_at")?,
-            attempts: Row::try_get(row, "attempts")?,
-            next_retry_at: Row::try_get(row, "next_retry_at")?,
-            last_error: Row::try_get(row, "last_error")?,
-        })
-    };
-    rows.iter().map(status).collect()
+    .await
+}
+
+impl FromRow<'_, PgRow> for MessageStatus {
+    fn from_row(row: &PgRow) -> sqlx::Result<MessageStatus> {
+        let (consumer, status, sent_at, attempts, next_retry_at, last_error) = FromRow::from_row(row)?;
+        Ok(MessageStatus { consumer, status, sent_at, attempts, next_retry_at, last_error })
+    }
 }
 
 /// Returns the `status` of each message for one consumer, by the message's id in the log. A message that the consumer's

@@ -41,7 +41,7 @@ pub(super) struct Parsed {
     /// arrive under several message ids.
     pub(super) ids: Vec<String>,
     /// None if the message is not for this subscription. Its ids are recorded, because a check of the queue would take it for lost.
-    pub(super) post: Option<Result<Post, String>>,
+    pub(super) post: Option<Result<Post, Unusable>>,
 }
 
 impl MessageParser {
@@ -63,19 +63,19 @@ impl MessageParser {
 
     /// A producer that posts by SQL can have any topic published, but not in the name of another source.
     pub(super) fn parse(&self, one: &Incoming) -> Parsed {
-        let unusable = |error: String| Parsed { ids: Vec::new(), post: Some(Err(error)) };
+        let unusable = |error: Unusable| Parsed { ids: Vec::new(), post: Some(Err(error)) };
         if one.oversized.is_some() {
-            return unusable(oversized_error(one));
+            return unusable(Unusable::TooLarge(one.oversized.map_or(0, |body| body.bytes)));
         }
         if let Some(reason) = &one.invalid {
-            return unusable(reason.clone());
+            return unusable(Unusable::Invalid(reason.clone()));
         }
         let sender = self.sender_of(one);
         match (&sender, self.trust.as_ref().map(|trust| trust.sources.as_slice())) {
             (_, None | Some([])) => {}
             (Sender::Service(source), Some(sources)) if sources.iter().any(|trusted| trusted == source) => {}
             (Sender::Service(source), Some(_)) => return self.refused(one, &format!("from the source {source}")),
-            (Sender::Stranger, Some(_)) => return unusable(UNSIGNED.to_owned()),
+            (Sender::Stranger, Some(_)) => return unusable(Unusable::Unsigned),
         }
         let envelope = match self.settings.format {
             IntakeFormat::Json => serde_json::from_slice::<Envelope>(&one.body).ok(),
@@ -106,13 +106,7 @@ impl MessageParser {
     /// nothing in one that receives every message of its exchange.
     fn refused(&self, one: &Incoming, what: &str) -> Parsed {
         let is_shared = self.trust.as_ref().is_some_and(|trust| trust.is_shared);
-        let error = || {
-            format!(
-                "the message is {what}, which the consumer of this queue does not process: publish such messages to another \
-                 queue"
-            )
-        };
-        Parsed { ids: self.ids_of_service(one), post: is_shared.then(|| Err(error())) }
+        Parsed { ids: self.ids_of_service(one), post: is_shared.then(|| Err(Unusable::Unwanted(what.to_owned()))) }
     }
 
     /// Makes the ids of services and of strangers in one queue different, and those of different services.
@@ -147,7 +141,7 @@ impl MessageParser {
 
     /// Returns the post of a message. The payload of an envelope is posted; the body of another program's message is
     /// the payload itself, and its type or routing key is the topic.
-    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>, sender: &Sender<'_>) -> Result<Post, String> {
+    fn post_of(&self, one: &Incoming, envelope: Option<Envelope>, sender: &Sender<'_>) -> Result<Post, Unusable> {
         let mut post = match envelope {
             Some(envelope) => {
                 let mut post = Post::new(envelope.event_type, envelope.payload);
@@ -159,12 +153,11 @@ impl MessageParser {
                 };
                 post.aggregate_type = envelope.aggregate_type;
                 let aggregate_id = envelope.aggregate_id.map(|id| serde_json::from_str::<AggregateId>(id.get()));
-                post.aggregate_id = aggregate_id.transpose().map_err(|error| format!("aggregate_id: {error}"))?;
+                post.aggregate_id = aggregate_id.transpose().map_err(Unusable::AggregateId)?;
                 post
             }
             None => {
-                let payload: Box<RawValue> =
-                    serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
+                let payload: Box<RawValue> = serde_json::from_slice(&one.body).map_err(Unusable::NotJson)?;
                 Post::new(one.kind.as_deref().unwrap_or(&one.routing_key), payload)
             }
         };
@@ -177,9 +170,8 @@ impl MessageParser {
 
     /// Returns the post of an e-mail from the old exchange: the same request that identity has posted, as far as the body and
     /// the properties tell, and with the same id if our relay has published it.
-    fn post_of_email(&self, one: &Incoming, sender: &Sender<'_>) -> Result<Post, String> {
-        let data: Box<RawValue> =
-            serde_json::from_slice(&one.body).map_err(|error| format!("the body is not JSON: {error}"))?;
+    fn post_of_email(&self, one: &Incoming, sender: &Sender<'_>) -> Result<Post, Unusable> {
+        let data: Box<RawValue> = serde_json::from_slice(&one.body).map_err(Unusable::NotJson)?;
         let (key, topic) =
             (one.headers.get(headers::KEY), one.kind.as_deref().filter(|kind| is_confidential_topic(kind)));
         let topic = topic.unwrap_or(EMAIL_TOPIC);
@@ -197,7 +189,7 @@ impl MessageParser {
             trace: one.headers.get(headers::TRACE).and_then(|trace| trace.parse().ok()),
             tenant: self.tenant_of(one, sender),
             confidential_until: self.confidential_until(one, topic),
-            ..Post::new(topic, to_raw_value(&request).map_err(|error| error.to_string())?)
+            ..Post::new(topic, to_raw_value(&request).map_err(Unusable::NotJson)?)
         })
     }
 
@@ -231,21 +223,35 @@ struct EmailRequest {
     data: Box<RawValue>,
 }
 
-/// The error of a stranger's message in the queue of a subscription.
-const UNSIGNED: &str = "the message has no valid signature of this installation: only its relays may publish to this \
-                        queue. If one did, all databases need the same secret_key; then replay its route";
+/// Why a message becomes a dead letter instead of a post.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    #[error(
+        "the body has {0} bytes; at most {BODY_BYTES_MAX} are accepted: store larger content elsewhere and post a reference to it"
+    )]
+    TooLarge(u64),
+    /// Lapin could not read its properties.
+    #[error("{0}")]
+    Invalid(String),
+    /// A stranger's message in the queue of a subscription.
+    #[error(
+        "the message has no valid signature of this installation: only its relays may publish to this queue. If one did, all \
+         databases need the same secret_key; then replay its route"
+    )]
+    Unsigned,
+    #[error(
+        "the message is {0}, which the consumer of this queue does not process: publish such messages to another queue"
+    )]
+    Unwanted(String),
+    #[error("aggregate_id: {0}")]
+    AggregateId(serde_json::Error),
+    #[error("the body is not JSON: {0}")]
+    NotJson(serde_json::Error),
+}
 
 /// Returns the expiry of a confidential message, if the sender has set one.
 fn expiry_of(one: &Incoming) -> Option<DateTime<Utc>> {
     one.headers.get(headers::CONFIDENTIAL_UNTIL).and_then(|until| until.parse().ok())
-}
-
-fn oversized_error(one: &Incoming) -> String {
-    let bytes = one.oversized.map_or(0, |body| body.bytes);
-    format!(
-        "the body has {bytes} bytes; at most {BODY_BYTES_MAX} are accepted: store larger content elsewhere and post a \
-         reference to it"
-    )
 }
 
 /// Returns an id with the time of a stranger's id. It depends on the queue, so that no stranger can choose the id of a

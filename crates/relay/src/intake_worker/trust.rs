@@ -10,7 +10,7 @@ pub(crate) struct Trust {
     pub(crate) sources: Vec<String>,
     /// Only messages with these aggregate types are accepted. Empty: all.
     pub(crate) aggregate_types: Vec<String>,
-    /// Whether other programs know the queue. What is not accepted from it becomes a dead letter, because nobody else gets it.
+    /// Whether other programs know the queue. What is not accepted from it becomes a dead letter, because no other program gets it.
     /// Otherwise it is skipped: the queue is bound for more than the subscription needs.
     pub(crate) is_shared: bool,
     pub(crate) signer: MessageSigner,
@@ -25,7 +25,7 @@ pub(super) enum Sender<'a> {
 }
 
 impl Trust {
-    /// Signed messages are believed to be those of services, and those of strangers are accepted, too.
+    /// Signed messages are believed to be those of services, and those of strangers are also accepted.
     pub(crate) fn of_all(signer: MessageSigner) -> Trust {
         let (sources, aggregate_types) = (Vec::new(), Vec::new());
         Trust { sources, aggregate_types, is_shared: false, signer }

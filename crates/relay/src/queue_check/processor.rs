@@ -80,12 +80,12 @@ impl QueueCheck {
         }
     }
 
-    /// Fails if nobody reads the queue: checks would pile up in it.
+    /// Fails if no process reads the queue: checks would pile up in it.
     async fn require_reader(&self) -> Result<(), ConsumerError> {
         let queue = &self.queue;
         match consumers_of(&self.broker, queue).await.map_err(|error| failure(error.to_string()))? {
             Some(1..) => Ok(()),
-            Some(0) => Err(failure(format!("nobody reads the queue `{queue}`: start its service"))),
+            Some(0) => Err(failure(format!("no process reads the queue `{queue}`: start its service"))),
             None => Err(failure(no_queue(queue))),
         }
     }
@@ -165,12 +165,14 @@ impl Processor for QueueCheck {
         }
         self.repeats.clear();
         let unkept: Vec<Uuid> = unkept.into_iter().map(|one| one.message_id).collect();
-        let outcome = |item: &&Delivery| match unkept.contains(&item.message.message_id) {
-            true => Outcome::Failed(format!(
+        let outcome = |item: &&Delivery| {
+            if !unkept.contains(&item.message.message_id) {
+                return Outcome::Done;
+            }
+            Outcome::Failed(format!(
                 "the reader of the queue `{}` has not recorded the message, although it was published {REPEATS_MAX} times",
                 self.queue
-            )),
-            false => Outcome::Done,
+            ))
         };
         Ok(BatchResult { outcomes: items.iter().map(outcome).collect(), tx: None })
     }

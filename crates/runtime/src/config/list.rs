@@ -43,7 +43,7 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for ListVisitor<T> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<List<T>, E> {
-        let items: Result<Vec<T>, String> =
+        let items: Result<Vec<T>, InvalidList> =
             items_of(text).and_then(|items| items.into_iter().map(Item::read).collect());
         items.map(List).map_err(E::custom)
     }
@@ -58,6 +58,15 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for ListVisitor<T> {
     }
 }
 
+/// The error describes what is accepted, and never quotes the value, unless the type of the setting does.
+#[derive(Debug, thiserror::Error)]
+enum InvalidList {
+    #[error(r#"must be a list such as ["a", "b"] or a,b; this is not valid JSON"#)]
+    Syntax,
+    #[error("{0}")]
+    Item(String),
+}
+
 /// One item of a list that was given as text.
 enum Item {
     Json(Value),
@@ -66,9 +75,9 @@ enum Item {
 }
 
 impl Item {
-    /// The error describes what is accepted, and never quotes the value, unless the type of the setting does.
-    fn read<T: DeserializeOwned>(self) -> Result<T, String> {
-        let described = |error: serde_json::Error| parse_error::describe(&error.to_string(), &[]).detail;
+    fn read<T: DeserializeOwned>(self) -> Result<T, InvalidList> {
+        let described =
+            |error: serde_json::Error| InvalidList::Item(parse_error::describe(&error.to_string(), &[]).detail);
         match self {
             Item::Json(value) => T::deserialize(value).map_err(described),
             Item::Text(text) => T::deserialize(Value::from(text.as_str()))
@@ -80,7 +89,7 @@ impl Item {
 
 /// Returns the items of a JSON list, or the parts between commas. Brackets and quotes around the parts are optional, as in
 /// TOML.
-fn items_of(text: &str) -> Result<Vec<Item>, String> {
+fn items_of(text: &str) -> Result<Vec<Item>, InvalidList> {
     let text = text.trim();
     let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     if inner.is_some()
@@ -89,7 +98,7 @@ fn items_of(text: &str) -> Result<Vec<Item>, String> {
         return Ok(values.into_iter().map(Item::Json).collect());
     }
     if text.contains(['{', '}']) || (inner.is_none() && text.contains(['[', ']'])) {
-        return Err(r#"must be a list such as ["a", "b"] or a,b; this is no valid JSON"#.to_owned());
+        return Err(InvalidList::Syntax);
     }
     let parts = inner.unwrap_or(text).split(',').map(str::trim).filter(|part| !part.is_empty());
     Ok(parts.map(|part| Item::Text(unquoted(part).to_owned())).collect())

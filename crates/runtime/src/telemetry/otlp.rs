@@ -25,12 +25,23 @@ pub const REQUEST_TARGET: &str = "pillarbox::request";
 /// The time limit of one export.
 const EXPORT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Builds the exporter. Fails with the reason why the endpoint is not valid.
-pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, String> {
+/// Why traces cannot be exported to an endpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidEndpoint {
+    #[error("{0}")]
+    NotAUri(http::uri::InvalidUri),
+    #[error("is not a plain http address")]
+    NotPlainHttp,
+    #[error("{0}")]
+    Exporter(opentelemetry_otlp::ExporterBuildError),
+}
+
+/// Builds the exporter.
+pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, InvalidEndpoint> {
     let endpoint = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
-    let address: http::Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
+    let address: http::Uri = endpoint.parse().map_err(InvalidEndpoint::NotAUri)?;
     if address.scheme_str() != Some("http") || address.host().is_none() {
-        return Err("is not a plain http address".to_owned());
+        return Err(InvalidEndpoint::NotPlainHttp);
     }
     let client =
         RuntimeClient { runtime: Handle::current(), client: Client::builder(TokioExecutor::new()).build_http() };
@@ -40,7 +51,7 @@ pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, String> {
         .with_endpoint(endpoint)
         .with_timeout(EXPORT_TIME_MAX)
         .build()
-        .map_err(|error| error.to_string())?;
+        .map_err(InvalidEndpoint::Exporter)?;
     let resource = Resource::builder().with_service_name("pillarbox").build();
     Ok(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{Client, WebhookRequest};
 use crate::error::{ErrorClass, RequestError};
-use crate::target::Target;
+use crate::target::{InvalidTarget, Target};
 
 /// Time for a request for a token.
 const TIME_MAX: Duration = Duration::from_secs(10);
@@ -102,17 +102,28 @@ struct TokenResponse {
     error: Option<String>,
 }
 
+/// Why tokens cannot be requested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidCredentials {
+    /// The header cannot contain the id or the secret.
+    #[error("the client's id and secret cannot be sent")]
+    Unsendable,
+    /// The URL of the token endpoint is not valid.
+    #[error("token_url {0}")]
+    TokenUrl(InvalidTarget),
+}
+
 impl TokenSource {
     /// Prepares the requests for tokens. `owner` is the only one that uses these tokens.
     ///
     /// # Errors
     /// The URL is not valid, or the credentials cannot be sent.
-    pub fn new(owner: &str, credentials: &ClientCredentials<'_>) -> Result<TokenSource, String> {
+    pub fn new(owner: &str, credentials: &ClientCredentials<'_>) -> Result<TokenSource, InvalidCredentials> {
         let ClientCredentials { token_url, client_id, client_secret, scope, audience } = *credentials;
         let encoded = |text: &str| utf8_percent_encode(text, ENCODED).to_string();
         let user = format!("{}:{}", encoded(client_id), encoded(client_secret));
         let mut authorization = HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(user)))
-            .map_err(|_| "the client's id and secret cannot be sent".to_owned())?;
+            .map_err(|_| InvalidCredentials::Unsendable)?;
         authorization.set_sensitive(true);
         let mut form = "grant_type=client_credentials".to_owned();
         for (name, value) in [("scope", scope), ("audience", audience)] {
@@ -120,7 +131,7 @@ impl TokenSource {
                 form.push_str(&format!("&{name}={}", encoded(value)));
             }
         }
-        let target = Target::parse(token_url, false).map_err(|error| format!("token_url {error}"))?;
+        let target = Target::parse(token_url, false).map_err(InvalidCredentials::TokenUrl)?;
         let mut digest = Sha256::new();
         for part in [token_url.as_bytes(), authorization.as_bytes(), form.as_bytes()] {
             digest.update((part.len() as u64).to_be_bytes());

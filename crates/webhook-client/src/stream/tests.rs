@@ -33,9 +33,13 @@ async fn the_first_bytes_of_a_request_are_written_only_while_its_permit_is_valid
 
     for vectored in [false, true] {
         control.prepare_request(Some(permit.clone()), false, HEAD_BYTES_MAX);
-        let refused = poll_fn(|cx| match vectored {
-            false => Pin::new(&mut socket).poll_write(cx, b"late"),
-            true => Pin::new(&mut socket).poll_write_vectored(cx, &[IoSlice::new(b"late")]),
+        let refused = poll_fn(|cx| {
+            let socket = Pin::new(&mut socket);
+            if vectored {
+                socket.poll_write_vectored(cx, &[IoSlice::new(b"late")])
+            } else {
+                socket.poll_write(cx, b"late")
+            }
         });
         assert!(refused.await.is_err());
         assert_eq!(control.not_sent(), Some(NotSent::PermitEnded));

@@ -113,7 +113,7 @@ fn an_invalid_proxy_names_the_accepted_form_without_the_password() {
         "http://us:hunter2@p.example/path",
         "http://us:hunter2@",
     ] {
-        let error = bad.parse::<Proxy>().unwrap_err();
+        let error = bad.parse::<Proxy>().unwrap_err().to_string();
         assert!(error.contains("http://proxy.example:3128") && !error.contains("hunter2"), "{bad}: {error}");
     }
     for good in ["http://proxy.example", "http://proxy.example:3128/", "http://us:p@10.0.0.1:3128", "http://[::1]:3128"]

@@ -1,4 +1,4 @@
-//! The signature algorithms of tokens. The library that parses tokens has none of its own here: its RSA comes from the
+//! The signature algorithms of tokens. The library that parses tokens is built without its algorithms: its RSA comes from the
 //! crate `rsa`, which has an open advisory (RUSTSEC-2023-0071). ring verifies instead, as it does for TLS.
 
 use ed25519_dalek::SigningKey;
@@ -28,13 +28,21 @@ pub(super) fn install() {
     let _ = PROVIDER.install_default();
 }
 
-/// Fails with the reason if tokens could never be verified with this key.
-pub(super) fn check(algorithm: Algorithm, key: &DecodingKey) -> Result<(), String> {
-    let public_key =
-        PublicKey::new(algorithm, key).map_err(|_| "the type of a key does not belong to its `alg`".to_owned())?;
+/// Tokens could never be verified with a key.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UnusableKey {
+    #[error("the type of a key does not belong to its `alg`")]
+    OtherType,
+    #[error("an RSA key has {0} bits; 2048 to 8192 are accepted")]
+    RsaBits(usize),
+}
+
+/// Fails if tokens could never be verified with this key.
+pub(super) fn check(algorithm: Algorithm, key: &DecodingKey) -> Result<(), UnusableKey> {
+    let public_key = PublicKey::new(algorithm, key).map_err(|_| UnusableKey::OtherType)?;
     match public_key {
         PublicKey { kind: Kind::Rsa { modulus, .. }, .. } if !RSA_MODULUS_BYTES.contains(&modulus.len()) => {
-            Err(format!("an RSA key has {} bits; 2048 to 8192 are accepted", modulus.len() * 8))
+            Err(UnusableKey::RsaBits(modulus.len() * 8))
         }
         _ => Ok(()),
     }

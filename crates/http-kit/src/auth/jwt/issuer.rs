@@ -7,7 +7,8 @@ use jsonwebtoken::jwk::{Jwk, JwkSet};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde::{Deserialize, Serialize};
 
-use super::{ISSUER, Key, TrustedKey, algorithms};
+use super::algorithms::{self, UnusableKey};
+use super::{ISSUER, Key, TrustedKey};
 
 /// The longest name of another issuer, in characters.
 const ISSUER_CHARS_MAX: usize = 255;
@@ -40,16 +41,15 @@ fn token_hours_default() -> u32 {
 
 impl Issuer {
     /// Fails with the invalid field and the values it accepts.
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), IssuerError> {
         if !(1..=ISSUER_CHARS_MAX).contains(&self.issuer.chars().count()) {
-            return Err(format!("issuer must have 1 to {ISSUER_CHARS_MAX} characters"));
+            return Err(IssuerError::NameLength);
         }
         if self.issuer == ISSUER {
-            return Err(format!("issuer must not be `{ISSUER}`, which is the name of this installation's own issuer"));
+            return Err(IssuerError::OwnName);
         }
         if !TOKEN_HOURS.contains(&self.token_hours_max) {
-            let (min, max) = (TOKEN_HOURS.start(), TOKEN_HOURS.end());
-            return Err(format!("token_hours_max must be a number from {min} to {max}"));
+            return Err(IssuerError::TokenHours);
         }
         Ok(())
     }
@@ -60,32 +60,53 @@ impl Issuer {
 #[error("issuer {issuer}: {reason}")]
 pub struct InvalidIssuer {
     issuer: String,
-    reason: String,
+    reason: IssuerError,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum IssuerError {
+    #[error("issuer must have 1 to {ISSUER_CHARS_MAX} characters")]
+    NameLength,
+    #[error("issuer must not be `{ISSUER}`, which is the name of this installation's own issuer")]
+    OwnName,
+    #[error("token_hours_max must be a number from {} to {}", TOKEN_HOURS.start(), TOKEN_HOURS.end())]
+    TokenHours,
+    #[error("jwks_file {path}: {error}")]
+    Unreadable { path: String, error: std::io::Error },
+    #[error("jwks_file is not a JWK set: {0}")]
+    Malformed(serde_json::Error),
+    #[error("a key has no `alg`: add it to the JWKS file")]
+    NoAlgorithm,
+    #[error("symmetric keys are not accepted")]
+    SymmetricKey,
+    #[error(transparent)]
+    InvalidKey(#[from] jsonwebtoken::errors::Error),
+    #[error(transparent)]
+    UnusableKey(#[from] UnusableKey),
 }
 
 /// Loads the keys of an issuer. Fails if a setting or a key is invalid, or the file cannot be read.
 pub(super) fn issuer_keys(issuer: &Issuer) -> Result<Vec<TrustedKey>, InvalidIssuer> {
-    let name = issuer.issuer.chars().take(ISSUER_CHARS_MAX).collect::<String>();
-    let invalid = |reason: String| InvalidIssuer { issuer: name.clone(), reason };
-    issuer.check().map_err(&invalid)?;
-    let text = std::fs::read_to_string(&issuer.jwks_file)
-        .map_err(|error| invalid(format!("jwks_file {}: {error}", issuer.jwks_file)))?;
-    let set: JwkSet =
-        serde_json::from_str(&text).map_err(|error| invalid(format!("jwks_file is not a JWK set: {error}")))?;
-    set.keys.iter().map(|jwk| issuer_key(issuer, jwk).map_err(&invalid)).collect()
+    let name = || issuer.issuer.chars().take(ISSUER_CHARS_MAX).collect();
+    load_keys(issuer).map_err(|reason| InvalidIssuer { issuer: name(), reason })
 }
 
-fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, String> {
-    let algorithm = jwk
-        .common
-        .key_algorithm
-        .and_then(|name| name.to_string().parse().ok())
-        .ok_or("a key has no `alg`: add it to the JWKS file")?;
+fn load_keys(issuer: &Issuer) -> Result<Vec<TrustedKey>, IssuerError> {
+    issuer.check()?;
+    let path = &issuer.jwks_file;
+    let text = std::fs::read_to_string(path).map_err(|error| IssuerError::Unreadable { path: path.clone(), error })?;
+    let set: JwkSet = serde_json::from_str(&text).map_err(IssuerError::Malformed)?;
+    set.keys.iter().map(|jwk| issuer_key(issuer, jwk)).collect()
+}
+
+fn issuer_key(issuer: &Issuer, jwk: &Jwk) -> Result<TrustedKey, IssuerError> {
+    let algorithm =
+        jwk.common.key_algorithm.and_then(|name| name.to_string().parse().ok()).ok_or(IssuerError::NoAlgorithm)?;
     // A JWKS file is public, so a symmetric key in it is a mistake or an attack.
     if matches!(algorithm, Algorithm::HS256 | Algorithm::HS384 | Algorithm::HS512) {
-        return Err("symmetric keys are not accepted".to_owned());
+        return Err(IssuerError::SymmetricKey);
     }
-    let key = DecodingKey::from_jwk(jwk).map_err(|error| error.to_string())?;
+    let key = DecodingKey::from_jwk(jwk)?;
     algorithms::check(algorithm, &key)?;
     Ok(TrustedKey {
         kid: jwk.common.key_id.clone(),

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::signing_keys::{key_id, period_of, signing_key};
 use super::{Audience, Claims, ISSUER, SESSION_TOKEN_TTL_MAX, TYPE, algorithms};
-use crate::auth::Role;
+use crate::caller::Role;
 use runtime::secret::MasterKey;
 
 /// The longest lifetime of a token of this installation.

@@ -1,7 +1,7 @@
 //! Tests of signing and verifying tokens.
 
 use super::*;
-use crate::auth::Role;
+use crate::caller::Role;
 use ed25519_dalek::{Signer, SigningKey};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;

@@ -11,7 +11,7 @@ use moka::sync::Cache;
 use uuid::Uuid;
 
 use super::SESSION_TOKEN_TTL_MAX;
-use crate::auth::Caller;
+use crate::caller::Caller;
 use runtime::secret::digest;
 
 /// The number of remembered tokens, of about 300 bytes each.

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use axum::extract::State;
-use http_kit::admission::limit::Subject;
+use http_kit::admission::caller_id::Subject;
 use http_kit::auth::Caller;
 use http_kit::idempotency::{JsonBody, Mutation, RequestIdentity, StoredResponse};
 use http_kit::problem::{FieldError, Problem};

@@ -116,10 +116,10 @@ fn check_auth(given: AuthFields, context: &Context<'_>) -> Result<EndpointAuth, 
 fn check_oauth2(given: AuthFields, context: &Context<'_>) -> Result<OAuth2Credentials, FieldErrors> {
     let mut errors = FieldErrors::new();
     let token_url = required(&mut errors, "token_url", given.token_url, |url| {
-        let target = Target::parse(url, false)?;
+        let target = Target::parse(url, false).map_err(|error| error.to_string())?;
         context.client.vet_target(&target).map_err(|refused| refused.to_string())
     });
-    let is_text = |text: &str| printable(text, CHARS_MAX);
+    let is_text = |text: &str| printable(text, CHARS_MAX).map_err(|error| error.to_string());
     let client_id = required(&mut errors, "client_id", given.client_id, is_text);
     // A secret must not be sent to another token endpoint.
     let stored = match context.reusable {

@@ -78,7 +78,8 @@ fn check_numbers(list: &[Whole], count_max: usize, range: RangeInclusive<i64>) -
         return Err(error(format!("must be a list of at most {count_max} numbers")));
     }
     check_each(list.to_vec(), |number| {
-        check_number(number, range.clone()).map_err(|errors| errors.into_iter().map(|(_, detail)| detail).collect())
+        check_number(number, range.clone())
+            .map_err(|errors| errors.into_iter().map(|(_, detail)| detail).collect::<String>())
     })
 }
 

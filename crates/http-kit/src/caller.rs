@@ -33,7 +33,7 @@ use crate::problem::Problem;
 )]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ApiKeyRole)]
-#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown_role)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownRole, parse_err_fn = unknown_role)]
 pub enum Role {
     /// Post events.
     Ingest,
@@ -49,8 +49,13 @@ impl Role {
     }
 }
 
-fn unknown_role(_: &str) -> String {
-    "must be ingest, manage or admin".to_owned()
+/// A text that does not name a role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be ingest, manage or admin")]
+pub struct UnknownRole;
+
+fn unknown_role(_: &str) -> UnknownRole {
+    UnknownRole
 }
 
 /// The identity of a caller: a user, an API key or a portal token. As text: `user:<id>`, `key:<id>` or `portal:<id>`.
@@ -75,10 +80,15 @@ impl Principal {
     }
 }
 
-impl TryFrom<String> for Principal {
-    type Error = &'static str;
+/// A text that does not identify a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be user:, key: or portal: followed by a UUID")]
+pub struct InvalidPrincipal;
 
-    fn try_from(text: String) -> Result<Principal, &'static str> {
+impl TryFrom<String> for Principal {
+    type Error = InvalidPrincipal;
+
+    fn try_from(text: String) -> Result<Principal, InvalidPrincipal> {
         let parsed = text.split_once(':').and_then(|(kind, id)| {
             let id = id.parse().ok()?;
             match kind {
@@ -88,7 +98,7 @@ impl TryFrom<String> for Principal {
                 _ => None,
             }
         });
-        parsed.ok_or("must be user:, key: or portal: followed by a UUID")
+        parsed.ok_or(InvalidPrincipal)
     }
 }
 
@@ -107,7 +117,7 @@ impl fmt::Display for Principal {
     Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::EnumString, strum::IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
-#[strum(serialize_all = "lowercase", parse_err_ty = String, parse_err_fn = unknown_access)]
+#[strum(serialize_all = "lowercase", parse_err_ty = UnknownAccess, parse_err_fn = unknown_access)]
 pub enum PortalAccess {
     /// Read the resources of the tenant.
     Read,
@@ -121,8 +131,13 @@ impl PortalAccess {
     }
 }
 
-fn unknown_access(_: &str) -> String {
-    "must be read or manage".to_owned()
+/// A text that does not name what a portal token allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be read or manage")]
+pub struct UnknownAccess;
+
+fn unknown_access(_: &str) -> UnknownAccess {
+    UnknownAccess
 }
 
 /// An authenticated caller.
@@ -141,17 +156,14 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// A caller without a session whose tenant has no limits of its own.
+    /// Returns a caller without a session, whose tenant has the default limits.
     pub fn new(principal: Principal, tenant: Tenant, role: Option<Role>) -> Caller {
         Caller { principal, tenant, role, session: None, portal: None, standing: TenantStanding::default() }
     }
 
     /// Fails with 403 if the tenant is suspended.
     pub fn require_active_tenant(&self) -> Result<(), Problem> {
-        match self.standing.is_suspended {
-            true => Err(tenant_suspended(&self.tenant)),
-            false => Ok(()),
-        }
+        if self.standing.is_suspended { Err(tenant_suspended(&self.tenant)) } else { Ok(()) }
     }
 
     /// Fails with 403 unless the caller has this role or one that includes it.
@@ -219,8 +231,8 @@ impl<S: Send + Sync> FromRequestParts<S> for User {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<User, Problem> {
         let caller = <Caller as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-        let no_user = || Problem::forbidden("only users may do this: use a user's token instead of an API key");
-        caller.user_id().map(User).ok_or_else(no_user)
+        let not_a_user = || Problem::forbidden("only users may do this: use a user's token instead of an API key");
+        caller.user_id().map(User).ok_or_else(not_a_user)
     }
 }
 
@@ -289,12 +301,12 @@ mod tests {
             assert_eq!(serde_json::to_value(role).unwrap(), name);
         }
         for unknown in ["", "Admin", "admin ", "root"] {
-            assert_eq!(unknown.parse::<Role>(), Err("must be ingest, manage or admin".to_owned()));
+            assert_eq!(unknown.parse::<Role>(), Err(UnknownRole));
         }
     }
 
     #[test]
-    fn an_admin_of_another_tenant_is_no_operator() {
+    fn an_admin_of_another_tenant_is_not_an_operator() {
         let caller = Caller { tenant: "acme".parse().unwrap(), ..caller(Some(Role::Admin)) };
         assert!(!caller.is_operator());
     }
