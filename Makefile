@@ -8,10 +8,10 @@ export RUST_TEST_THREADS ?= 6
 DURATIONS := $(TARGET)/test-durations
 
 .DEFAULT_GOAL := help
-.PHONY: help run rabbitmq release test check audit soak bench servers clean
+.PHONY: help run rabbitmq release test test-all check audit soak bench servers clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # `exec`, so that Ctrl-C and SIGTERM reach Pillarbox itself and it finishes its work in progress.
 # The profile of the tests, with which it shares its artifacts. See Cargo.toml for its speed.
@@ -45,6 +45,10 @@ test: ## run all checks of CI: format, lints, and all tests on real servers
 	PILLARBOX_BIN=$(abspath $(TARGET)/debug/pillarbox) scripts/console test
 	@echo 'The ten slowest tests, in seconds:'
 	@sort -rn $(DURATIONS) | head -n 10
+
+test-all: test ## run what `make test` runs and the extended tests, which need more packages and time
+	@scripts/setup test-all
+	scripts/with-servers cargo test --workspace --locked --test extended
 
 check: ## check format and lints only, without servers
 	cargo fmt --all --check

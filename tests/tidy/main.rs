@@ -56,6 +56,15 @@ fn scripts_name_no_host_to_download_from() {
 }
 
 #[test]
+fn lists_of_packages_name_no_registry() {
+    let mut lists = [texts("tests", "package-lock.json"), texts("tests", "requirements.txt")].concat();
+    let console = "console/package-lock.json"; // Beside it are the packages themselves.
+    lists.push((console.to_owned(), fs::read_to_string(root().join(console)).unwrap()));
+    assert!(lists.len() > 4);
+    assert_none(each(&lists, scripts::named_registries));
+}
+
+#[test]
 fn a_migration_uses_one_schema() {
     let migrations = texts("crates", ".sql");
     assert!(!migrations.is_empty());
@@ -317,7 +326,9 @@ fn root() -> PathBuf {
 
 /// The sources of the workspace: the crates, and the integration tests.
 fn rust_files() -> Vec<(String, String)> {
-    ["crates", "tests/it", "tests/tidy", "tests/example_service"].map(|folder| texts(folder, ".rs")).concat()
+    ["crates", "tests/it", "tests/extended", "tests/tidy", "tests/example_service"]
+        .map(|folder| texts(folder, ".rs"))
+        .concat()
 }
 
 /// Returns the path (within the repository) and the text of every file under `folder` whose path has this ending.
