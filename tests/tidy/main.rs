@@ -166,8 +166,9 @@ fn the_top_level_modules_of_a_crate_have_an_order() {
             crates.entry(name.to_owned()).or_default().push((file.to_owned(), text));
         }
     }
-    let violations =
-        crates.iter().flat_map(|(name, files)| cycles::cycles(files).into_iter().map(move |cycle| format!("crates/{name}: {cycle}")));
+    let violations = crates.iter().flat_map(|(name, files)| {
+        cycles::cycles(files).into_iter().map(move |cycle| format!("crates/{name}: {cycle}"))
+    });
     assert_none(violations.collect());
 }
 

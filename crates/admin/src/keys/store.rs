@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use http_kit::auth::{Caller, Principal};
 use pillarbox::log::{STANDING_COLUMNS, Tenant, standing_of};
+use sqlx::error::BoxDynError;
 use sqlx::postgres::PgRow;
 use sqlx::{Error, FromRow, PgConnection};
 use uuid::Uuid;
@@ -59,8 +60,8 @@ struct Credential {
 
 fn caller(row: &PgRow) -> sqlx::Result<Caller> {
     let Credential { id, tenant_name, role, access } = Credential::from_row(row)?;
-    let role = role.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
-    let portal = access.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
+    let role = role.as_deref().map(str::parse).transpose().map_err(decode_error)?;
+    let portal = access.as_deref().map(str::parse).transpose().map_err(decode_error)?;
     let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
     Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant_name, role) })
 }
@@ -154,4 +155,8 @@ pub(super) async fn set_fingerprint(db: &mut PgConnection, fingerprint: &str) ->
         .execute(db)
         .await
         .map(drop)
+}
+
+fn decode_error(error: impl Into<BoxDynError>) -> Error {
+    Error::Decode(error.into())
 }

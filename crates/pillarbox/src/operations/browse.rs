@@ -150,7 +150,8 @@ pub struct MessageName {
 
 /// Loads the names of the referenced messages, in no particular order. Messages that retention has dropped are missing.
 pub async fn load_names(db: &mut PgConnection, refs: &[LogRef]) -> sqlx::Result<Vec<MessageName>> {
-    let rows: Vec<(i16, i64, DateTime<Utc>, Uuid, String, Option<String>)> = sqlx::query_as(
+    type Found = (i16, i64, DateTime<Utc>, Uuid, String, Option<String>);
+    let rows: Vec<Found> = sqlx::query_as(
         "select found.* from unnest($1::smallint[], $2::bigint[], $3::timestamptz[]) as log_ref (shard, id, at)
          cross join lateral (
              select shard, id, at, message_id, topic, key from pillarbox.log
