@@ -44,14 +44,14 @@ impl From<UnsignedList> for Vec<u32> {
 /// The columns of the limits of a batch. Both are null, or neither is.
 #[derive(sqlx::FromRow)]
 pub(crate) struct BatchColumns {
-    #[sqlx(try_from = "Unsigned")]
-    batch_max: Option<u32>,
+    batch_max: Option<i16>,
     #[sqlx(try_from = "Unsigned")]
     batch_wait_ms: Option<u32>,
 }
 
 impl From<BatchColumns> for Option<Batch> {
     fn from(row: BatchColumns) -> Option<Batch> {
-        row.batch_max.zip(row.batch_wait_ms).map(|(max, wait_ms)| Batch { max, wait_ms })
+        let max = row.batch_max.map(|max| u32::from(max.unsigned_abs()));
+        max.zip(row.batch_wait_ms).map(|(max, wait_ms)| Batch { max, wait_ms })
     }
 }
