@@ -31,7 +31,6 @@ mod error;
 mod flow;
 mod handlers;
 mod http;
-mod notification_templates;
 mod settings;
 mod smtp;
 mod store;

@@ -10,6 +10,7 @@
 
 mod built_in;
 mod folder;
+pub(crate) mod notification;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,9 +19,9 @@ use std::path::Path;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
 
 use self::built_in::{BUILT_IN, TEMPLATES};
+use self::notification::Reader;
 use crate::domain::Content;
 use crate::domain::delivery_rules::Channel;
-use crate::notification_templates::{self, Reader};
 
 /// The locale that every template has.
 const LOCALE_DEFAULT: &str = "en";
@@ -241,7 +242,7 @@ impl Templates {
                 if TEMPLATES.contains(&template.as_str()) {
                     self.check_rendering(template, locale)?;
                 }
-                if template.starts_with(notification_templates::DEFAULT) {
+                if template.starts_with(notification::DEFAULT) {
                     self.check_notification(template, locale)?;
                 }
             }
@@ -264,31 +265,27 @@ impl Templates {
 
     /// Checks a template of notifications. Only the built-in event types have payloads that are known here.
     fn check_notification(&self, template: &str, locale: &str) -> Result<(), InvalidTemplate> {
-        let is_digest = template == notification_templates::DIGEST;
-        let known = if is_digest {
-            &notification_templates::DIGEST_VARIABLES[..]
-        } else {
-            &notification_templates::VARIABLES[..]
-        };
+        let is_digest = template == notification::DIGEST;
+        let known = if is_digest { &notification::DIGEST_VARIABLES[..] } else { &notification::VARIABLES[..] };
         for part in PARTS {
             self.check_variables(&format!("{template}.{locale}.{part}"), known)?;
         }
-        let of_template = |event_type: &&str| notification_templates::template_of(event_type) == template;
+        let of_template = |event_type: &&str| notification::template_of(event_type) == template;
         let types: Vec<&str> = match template {
-            notification_templates::DEFAULT => vec!["any.other"],
-            notification_templates::DIGEST => vec![notification_templates::BUILT_IN[0]],
-            _ => notification_templates::BUILT_IN.into_iter().filter(of_template).collect(),
+            notification::DEFAULT => vec!["any.other"],
+            notification::DIGEST => vec![notification::BUILT_IN[0]],
+            _ => notification::BUILT_IN.into_iter().filter(of_template).collect(),
         };
         for event_type in types {
-            for payload in notification_templates::EXAMPLES {
-                let event = notification_templates::example(event_type, payload);
+            for payload in notification::EXAMPLES {
+                let event = notification::example(event_type, payload);
                 let reader = Reader { name: "Ada", locale, channel: Channel::Email, unsubscribe_link: "" };
                 let rendered = if is_digest {
-                    notification_templates::render(self, &event, reader).and_then(|content| {
-                        notification_templates::render_digest(self, event_type, &[&content, &content], 0, reader)
+                    notification::render(self, &event, reader).and_then(|content| {
+                        notification::render_digest(self, event_type, &[&content, &content], 0, reader)
                     })
                 } else {
-                    notification_templates::render(self, &event, reader)
+                    notification::render(self, &event, reader)
                 };
                 rendered.map_err(|error| unrenderable(template, error))?;
             }

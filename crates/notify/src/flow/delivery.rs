@@ -37,9 +37,9 @@ use crate::domain::business_event::BusinessEvent;
 use crate::domain::delivery_rules::{Channel, Rules, UserSettings};
 use crate::domain::notification::{self, Contact, DeliveryOutcome, DueNotification, NotNow};
 use crate::error::DeliveryError;
-use crate::notification_templates as texts;
 use crate::store::delivery::{self, Candidate, ClaimedId, Collected, DigestGroup, DigestLimits};
 use crate::store::preferences;
+use crate::templates::notification as texts;
 
 /// If other processes deliver all that was read, the next ones are read, this often.
 const PAGES_MAX: usize = 5;

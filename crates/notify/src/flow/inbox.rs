@@ -42,7 +42,7 @@ const COALESCING_TIME: Duration = Duration::from_millis(10);
 /// Comparisons take at most a fifth of the time, up to this pause: many connected users must not load the database.
 const COMPARE_PAUSE_FACTOR: u32 = 4;
 const COALESCING_TIME_MAX: Duration = Duration::from_secs(5);
-/// The notifications that a stream loads at a time. It occupies memory until the client has read it.
+/// The notifications that a stream loads at a time. They occupy memory until the client has read them.
 const BATCH: LoadLimits = LoadLimits { count: 100, bytes: 64 * 1024 };
 /// Notifications that one transaction marks as read.
 const READ_STEP: i32 = 5_000;

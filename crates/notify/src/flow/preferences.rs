@@ -11,8 +11,8 @@ use crate::domain::delivery_rules::{
     KnownType, PREFERENCES_MAX, Preference, QuietHours, Rules, ShownPreferences, Version,
 };
 use crate::error::Error;
-use crate::notification_templates;
 use crate::store::preferences::{self as store, EventTypeRules, StoredEventType};
+use crate::templates::notification;
 use crate::unsubscribe::Unsubscription;
 
 /// The notifications of a user, in the inbox and over the other channels, whose event types are known to the user.
@@ -50,7 +50,7 @@ async fn shown(
 ) -> Result<ShownPreferences, Error> {
     let user_settings = store::load_users(tx, &[user]).await?.settings.remove(&user).unwrap_or_default();
     let mut names = store::event_type_names(tx).await?;
-    names.extend(notification_templates::BUILT_IN.map(str::to_owned));
+    names.extend(notification::BUILT_IN.map(str::to_owned));
     names.extend(user_settings.preferences.iter().map(|preference| preference.event_type.clone()));
     names.extend(store::received_types(tx, user, RECEIVED_MAX).await?);
     names.retain(|name| !name.is_empty());
@@ -69,7 +69,7 @@ pub(crate) async fn event_types(db: &Database, user: Option<Uuid>, default: &Rul
         Some(user) => store::received_types(&mut db, user, RECEIVED_MAX).await?,
         None => store::stored_types(&mut db, STORED_TYPES_MAX).await?,
     };
-    let built_in = notification_templates::BUILT_IN.map(str::to_owned);
+    let built_in = notification::BUILT_IN.map(str::to_owned);
     let names: BTreeSet<String> = with_rules.iter().cloned().chain(stored).chain(built_in).collect();
     let mut rules = store::rules_of(&mut db, &names.iter().cloned().collect::<Vec<_>>(), default).await?;
     let known = |name: String| {

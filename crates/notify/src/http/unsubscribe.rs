@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 use crate::Notify;
 use crate::error::Error;
 use crate::flow::preferences as flow;
-use crate::notification_templates::words;
+use crate::templates::notification::words;
 use crate::unsubscribe::Unsubscription;
 
 pub(super) fn router() -> OpenApiRouter<Arc<Notify>> {

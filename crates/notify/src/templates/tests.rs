@@ -158,9 +158,9 @@ fn an_error_names_the_variable_that_is_undefined_and_no_value() {
     ]);
     let templates = Templates::load(Some(&folder.0)).unwrap();
     let error = |payload: &str| {
-        let event = notification_templates::example("order.paid", payload);
+        let event = notification::example("order.paid", payload);
         let reader = Reader { name: "Ada", locale: "en", channel: Channel::Email, unsubscribe_link: "" };
-        notification_templates::render(&templates, &event, reader).map(drop).unwrap_err().to_string()
+        notification::render(&templates, &event, reader).map(drop).unwrap_err().to_string()
     };
     let file = "notification.order_paid.en";
     assert_eq!(error(r#"{"total": 5}"#), format!("{file}.subject, line 1: undefined value: payload.order"));
@@ -196,7 +196,7 @@ fn heavy(text: &str) -> Folder {
 fn render_heavy(text: &str) -> Result<Content, RenderError> {
     let templates = Templates::load(Some(&heavy(text).0)).unwrap();
     let reader = Reader { name: "Ada", locale: "en", channel: Channel::Email, unsubscribe_link: "" };
-    notification_templates::render(&templates, &notification_templates::example("heavy", "{}"), reader)
+    notification::render(&templates, &notification::example("heavy", "{}"), reader)
 }
 
 #[test]

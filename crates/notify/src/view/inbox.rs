@@ -6,9 +6,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::domain::business_event::{BusinessEvent, Subject};
-use crate::notification_templates::render_in_app;
 use crate::store::inbox::{InboxEntry, InboxState};
 use crate::templates::Templates;
+use crate::templates::notification::render_in_app;
 
 /// A notification in the inbox.
 #[derive(Debug, Serialize, ToSchema)]

@@ -13,8 +13,8 @@ use crate::domain::delivery_rules::Channel;
 use crate::domain::notification::{Contact, DeliveryOutcome, DueNotification};
 use crate::domain::{Content, NewMail};
 use crate::flow::requests::Recorder;
-use crate::notification_templates::{self as texts, Reader};
 use crate::templates::RenderError;
+use crate::templates::notification::{self as texts, Reader};
 use crate::unsubscribe::{UnsubscribeLinks, Unsubscription};
 
 /// Renders the e-mails of notifications.

@@ -15,10 +15,10 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::value::RawValue;
 
+use super::{PartValues, RenderError, Templates, without_control};
 use crate::domain::Content;
 use crate::domain::business_event::{BusinessEvent, Subject};
 use crate::domain::delivery_rules::Channel;
-use crate::templates::{PartValues, RenderError, Templates, without_control};
 
 /// The template of event types that have none.
 pub(crate) const DEFAULT: &str = "notification";
