@@ -1,7 +1,7 @@
 //! SQL of API keys.
 
 use chrono::{DateTime, Utc};
-use http_kit::auth::{Caller, Principal};
+use http_kit::auth::{Caller, PortalAccess, Principal, Role};
 use pillarbox::log::{STANDING_COLUMNS, Tenant, standing_of};
 use sqlx::postgres::PgRow;
 use sqlx::{Error, FromRow, PgConnection};
@@ -59,8 +59,9 @@ struct Credential {
 
 fn caller(row: &PgRow) -> sqlx::Result<Caller> {
     let Credential { id, tenant_name, role, access } = Credential::from_row(row)?;
-    let role = role.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
-    let portal = access.as_deref().map(str::parse).transpose().map_err(|error| Error::Decode(error.into()))?;
+    let role = role.as_deref().map(str::parse::<Role>).transpose().map_err(|error| Error::Decode(error.into()))?;
+    let portal =
+        access.as_deref().map(str::parse::<PortalAccess>).transpose().map_err(|error| Error::Decode(error.into()))?;
     let principal = if portal.is_some() { Principal::Portal(id) } else { Principal::Key(id) };
     Ok(Caller { portal, standing: standing_of(row)?, ..Caller::new(principal, tenant_name, role) })
 }
