@@ -23,6 +23,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+pub(crate) use consumers::ConsumerSchema;
 pub use consumers::{BEHIND_SECONDS, ConsumerState, ConsumerView, consumers, consumers_with_state};
 
 /// A message of the log. Lists omit its headers and its payload.
@@ -201,7 +202,7 @@ pub enum Error {
     )]
     WouldSkip { consumer: String, unread: i64 },
     #[error(transparent)]
-    CannotTakeOver(#[from] CannotTakeOver),
+    CannotContinue(#[from] CannotContinue),
     #[error("must not be combined with `like`")]
     FromAndLike,
     #[error("nothing is parked under this place number (any more); `pillarbox parked list` shows the parked messages")]
@@ -237,7 +238,7 @@ fn counted(count: i64, one: &str, many: &str) -> String {
 
 /// Why a consumer cannot continue exactly where another one has stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum CannotTakeOver {
+pub enum CannotContinue {
     #[error(
         "{} parked, which {other} has passed without having processed them, so they would be lost; retry or discard them first",
         counted(*.count, &format!("message of {other} is"), &format!("messages of {other} are"))
@@ -267,7 +268,7 @@ impl From<Error> for Problem {
         match &error {
             Error::NoMessage => Problem::not_found("message-not-found", &error),
             Error::NoConsumer | Error::NoSuchConsumer(_) => Problem::not_found("consumer-not-found", &error),
-            Error::CannotTakeOver(_) => Problem::conflict("cannot-take-over", &error),
+            Error::CannotContinue(_) => Problem::conflict("cannot-continue", &error),
             Error::WouldSkip { .. } => Problem::conflict("would-skip", &error),
             Error::FromAndLike => field("/from"),
             Error::ConsumerInUse(_) | Error::PositionInUse(_) => Problem::conflict("consumer-in-use", &error),

@@ -26,34 +26,6 @@ pub struct ReadinessCheck {
 }
 
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ConsumerStatus {
-    state: crate::operator::ConsumerState,
-    #[schema(example = "relay.default")]
-    consumer: String,
-    /// `relay` publishes to the broker, `handler` acts in this database.
-    kind: String,
-    /// The consumer has read all messages of the log up to this id.
-    read_to: i64,
-    /// The age of the oldest unread message; 0 if there is none.
-    lag_seconds: f64,
-    /// When the lag was measured, by the database's clock.
-    measured_at: DateTime<Utc>,
-    /// The number of unread messages of the log, whether they match the consumer's filter or not.
-    lag_messages: i64,
-    parked: i64,
-    dead: i64,
-    /// The number of messages that a route published and no queue took; counted up to 1,000.
-    unrouted: i64,
-    /// The number of unfinished replays.
-    replays: i64,
-    /// The processes that work for the consumer, with the number of shards that each one owns.
-    workers: Vec<WorkerStatus>,
-    /// When the consumer lapsed because it was too far behind. It needs `cursors reset` or `cursors drop`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lapsed_at: Option<DateTime<Utc>>,
-}
-
-#[derive(Serialize, ToSchema)]
 pub(crate) struct WorkerStatus {
     #[schema(example = "web-1:4711")]
     name: String,

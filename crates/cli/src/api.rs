@@ -156,7 +156,7 @@ impl Api {
             let answer = self.http.request(request).await.map_err(|error| unreachable(cause_of(&error)))?;
             let status = answer.status();
             let body = Limited::new(answer.into_body(), BYTES_MAX).collect().await;
-            Ok((status, body.map_err(|error| unreachable(error.to_string()))?.to_bytes()))
+            Ok::<_, ApiError>((status, body.map_err(|error| unreachable(error.to_string()))?.to_bytes()))
         });
         let (status, body) =
             answer.await.map_err(|_| unreachable(format!("no response within {} s", time_max.as_secs())))??;

@@ -6,3 +6,4 @@ mod http;
 mod overview;
 mod runbook;
 mod same_ids;
+mod tail;

@@ -1,5 +1,6 @@
 //! The consumers of the log with their state.
 
+use chrono::{DateTime, Utc};
 use pillarbox::operations::status::{self, ConsumerStatus};
 use runtime::health::{Kind, State};
 use serde::{Deserialize, Serialize};
@@ -35,6 +36,36 @@ pub enum ConsumerState {
     NoWorker,
     /// It was behind for too long, and an operator must reset or drop it.
     Lapsed,
+}
+
+/// How a [`ConsumerView`] looks in the OpenAPI document.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ConsumerStatus)]
+pub(crate) struct ConsumerSchema {
+    state: ConsumerState,
+    #[schema(example = "relay.default")]
+    consumer: String,
+    /// `relay` publishes to the broker, `handler` acts in this database.
+    kind: String,
+    /// The consumer has read all messages of the log up to this id.
+    read_to: i64,
+    /// The age of the oldest unread message; 0 if there is none.
+    lag_seconds: f64,
+    /// When the lag was measured, by the database's clock.
+    measured_at: DateTime<Utc>,
+    /// The number of unread messages of the log, whether they match the consumer's filter or not.
+    lag_messages: i64,
+    parked: i64,
+    dead: i64,
+    /// The number of messages that a route published and no queue took; counted up to 1,000.
+    unrouted: i64,
+    /// The number of unfinished replays.
+    replays: i64,
+    /// The processes that work for the consumer, with the number of shards that each one owns.
+    workers: Vec<crate::schemas::WorkerStatus>,
+    /// When the consumer lapsed because it was too far behind. It needs `cursors reset` or `cursors drop`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lapsed_at: Option<DateTime<Utc>>,
 }
 
 impl ConsumerView {

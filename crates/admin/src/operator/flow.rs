@@ -13,7 +13,7 @@ use pillarbox::operations::{browse, status};
 use sqlx::{PgConnection, PgPool};
 use uuid::Uuid;
 
-use super::{CannotTakeOver, Error, MessageView, MessageWithOutcomes};
+use super::{CannotContinue, Error, MessageView, MessageWithOutcomes};
 
 /// The message with its status for each consumer. Fails if the log does not have it.
 pub async fn message(db: &Database, id: Uuid) -> Result<MessageWithOutcomes, Error> {
@@ -67,7 +67,7 @@ pub async fn reset(
 
 /// Makes a consumer continue exactly where `other` has stopped. Fails if one of them does not exist or is in use, or if messages
 /// would be lost or processed twice.
-pub async fn take_over(tx: &mut PgConnection, consumer: &str, other: &str) -> Result<(), Error> {
+pub async fn continue_like(tx: &mut PgConnection, consumer: &str, other: &str) -> Result<(), Error> {
     let result = cursors::continue_like_in(tx, consumer, other).await?;
     let (consumer, other) = (consumer.to_owned(), other.to_owned());
     Err(match result {
@@ -77,10 +77,10 @@ pub async fn take_over(tx: &mut PgConnection, consumer: &str, other: &str) -> Re
         }
         MoveResult::NotFound(name) => Error::NoSuchConsumer(name),
         MoveResult::InUse(name) => Error::PositionInUse(name),
-        MoveResult::OtherHasParked(count) => CannotTakeOver::OtherHasParked { other, count }.into(),
-        MoveResult::OtherIsIncomplete => CannotTakeOver::OtherIsIncomplete { other }.into(),
-        MoveResult::WouldSkip(count) => CannotTakeOver::WouldSkip { consumer, other, count }.into(),
-        MoveResult::IsAhead(count) => CannotTakeOver::IsAhead { consumer, other, count }.into(),
+        MoveResult::OtherHasParked(count) => CannotContinue::OtherHasParked { other, count }.into(),
+        MoveResult::OtherIsIncomplete => CannotContinue::OtherIsIncomplete { other }.into(),
+        MoveResult::WouldSkip(count) => CannotContinue::WouldSkip { consumer, other, count }.into(),
+        MoveResult::IsAhead(count) => CannotContinue::IsAhead { consumer, other, count }.into(),
     })
 }
 

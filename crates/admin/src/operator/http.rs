@@ -32,7 +32,7 @@ const PROBLEMS: &[RouteProblem] = &[
     (
         "POST /admin/v1/consumers/{name}/reset",
         409,
-        "cannot-take-over",
+        "cannot-continue",
         "notify.mail has lapsed, or has yet to finish a replay, so its position does not tell what it has processed",
     ),
     ("POST /admin/v1/parked/*", 404, "parked-not-found", "nothing is parked under this place number (any more)"),

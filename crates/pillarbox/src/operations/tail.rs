@@ -41,8 +41,9 @@ pub struct TailPage {
     pub next: TailPosition,
 }
 
-/// Reads the next messages that match, of at most about twice `bytes_max`. Without a position, it starts with the first message that was
-/// posted at `from` or later, or without it with the next one that is posted. The connection must not be in a transaction.
+/// Reads the next messages that match, of at most about twice `bytes_max`. Without a position, it starts with the first message
+/// that was posted at `from` or later, or without `from` with the next one that is posted. The connection must not be in a
+/// transaction.
 pub async fn tail(
     db: &mut PgConnection,
     filter: Filter,

@@ -27,7 +27,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Administration>> {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ConsumerList)]
 struct Consumers {
-    #[schema(value_type = Vec<crate::schemas::ConsumerStatus>)]
+    #[schema(value_type = Vec<crate::operator::ConsumerSchema>)]
     items: Vec<ConsumerView>,
 }
 
@@ -94,7 +94,7 @@ async fn reset(
             let Reset { from, like, skip_unread } = body;
             let unread = match (like, from) {
                 (Some(_), Some(_)) => return Err(Error::FromAndLike.into()),
-                (Some(other), None) => flow::take_over(tx, &name, &other).await.map(|()| 0)?,
+                (Some(other), None) => flow::continue_like(tx, &name, &other).await.map(|()| 0)?,
                 (None, from) => flow::reset(tx, &name, flow::Reset { from, skip_unread }, &snapshot).await?,
             };
             Ok(StoredResponse::json(StatusCode::OK, &ResetResult { unread }))
