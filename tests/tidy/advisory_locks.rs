@@ -4,7 +4,7 @@
 const EXEMPT: [&str; 2] = [
     // There is no table yet. The wait is limited, and the holder is named.
     "crates/pillarbox/src/database/migrations.rs",
-    // One for each caller and Idempotency-Key. Whoever holds it makes that request wait for 2 s and fail with 409, and affects
+    // One for each caller and Idempotency-Key. Its holder makes that request wait for 2 s and fail with 409, and affects
     // no other; the primary key of the response excludes a second effect.
     "crates/service/src/idempotency.rs",
 ];

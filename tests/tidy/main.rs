@@ -250,6 +250,19 @@ fn names_use_no_banned_word() {
 }
 
 #[test]
+fn sources_and_pages_use_no_retired_word() {
+    let pages = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+    let pages = pages.map(|page| (page.to_owned(), fs::read_to_string(root().join(page)).unwrap())).to_vec();
+    let mut files = [rust_files(), pages, texts("docs", ".md"), texts("crates", ".md"), texts("tests", ".md")].concat();
+    // The rule itself names the words.
+    files.retain(|(path, _)| path != "tests/tidy/words.rs");
+    let violations = files.iter().flat_map(|(path, text)| {
+        words::retired_words(path, text).into_iter().map(move |violation| format!("{path}: {violation}"))
+    });
+    assert_none(violations.collect());
+}
+
+#[test]
 fn structs_and_functions_have_a_limited_size() {
     let sources = rust_files();
     let structs = sources.iter().flat_map(|(path, text)| {

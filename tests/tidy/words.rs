@@ -1,4 +1,5 @@
-//! Names use the vocabulary of the glossary: no word of the banned list names a file, a Rust item, a table or a column.
+//! Names use the vocabulary of the glossary: no word of the banned list names a file, a Rust item, a table or a column. Retired
+//! words are used nowhere: not in fields, variants, error texts, comments and pages either.
 
 /// Words that say too little or have a technical word of their own (docs/glossary.md defines the words to use).
 const BANNED: &str = "moment moments place places keep keeps kept keeping look looks looking looked take takes taking \
@@ -7,6 +8,11 @@ const BANNED: &str = "moment moments place places keep keeps kept keeping look l
     plants aside hungry heard hear touched deaths death gone meant said asked ask asking unsent unopened mend mends \
     mended house room rooms door doors mail mails came feed feeds people world folk bury buried obey nudge beat beats \
     rhythm";
+
+/// Words that no source and no page contains. A native speaker names the actor, and says when something happens.
+const RETIRED: &str = "nobody whoever somebody meanwhile";
+/// Words that name nothing and are in no text of the program.
+const RETIRED_IN_CODE: &str = "trouble guilty blamed";
 
 /// A word that is allowed in some files or names, because it is the technical term there.
 struct Exception {
@@ -69,6 +75,28 @@ pub(crate) fn banned_names(path: &str, text: &str) -> Vec<String> {
         }
     }
     violations
+}
+
+/// The lines of a source or a page that contain a retired word, wherever: in a name, a text, a comment or a sentence.
+pub(crate) fn retired_words(path: &str, text: &str) -> Vec<String> {
+    let is_in = |list: &str, word: &str| list.split_whitespace().any(|retired| retired == word);
+    let may_contain = |line: &str| {
+        let line = line.to_ascii_lowercase();
+        [RETIRED, RETIRED_IN_CODE].iter().any(|list| list.split(' ').any(|retired| line.contains(retired)))
+    };
+    let mut violations = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| may_contain(line)) {
+        let code = if path.ends_with(".rs") { without_comment(line) } else { "" };
+        let anywhere = words(line).filter(|word| is_in(RETIRED, word));
+        let in_code = words(code).filter(|word| is_in(RETIRED_IN_CODE, word));
+        violations.extend(anywhere.chain(in_code).map(|word| format!("line {number} uses the retired word `{word}`")));
+    }
+    violations
+}
+
+/// Returns a line without its comment.
+fn without_comment(line: &str) -> &str {
+    if line.trim_start().starts_with("//") { "" } else { line.split(" // ").next().unwrap_or(line) }
 }
 
 fn is_banned(path: &str, name: &str, word: &str) -> bool {
@@ -162,6 +190,29 @@ mod samples {
         ] {
             assert!(!banned_names(path, text).is_empty(), "{path}: {text}");
         }
+    }
+
+    #[test]
+    fn a_retired_word_is_found_wherever_it_is() {
+        let path = "crates/a/src/log.rs";
+        for text in [
+            "struct State {\n    nobody: bool,\n}",
+            "enum State {\n    Nobody,\n}",
+            "#[error(\"somebody else has changed it\")]",
+            "Problem::conflict(\"busy\", \"it was changed meanwhile\")",
+            "// Whoever reads this.",
+            "/// Nobody reads this.",
+            "let guilty = 1;",
+            "enum Trouble {}",
+            "#[error(\"the message that is blamed\")] // why",
+        ] {
+            assert_eq!(retired_words(path, text).len(), 1, "{text}");
+        }
+        assert_eq!(retired_words("docs/a.md", "one\nIf nobody reads it").len(), 1);
+        for text in ["// It causes no trouble.", "struct Troubleshooting;", "let bodies = 1; // no trouble"] {
+            assert_eq!(retired_words(path, text), [""; 0], "{text}");
+        }
+        assert_eq!(retired_words("docs/a.md", "Trouble with a queue"), [""; 0]);
     }
 
     #[test]

@@ -141,7 +141,7 @@ fn observe(
         let span = tracing::debug_span!(target: REQUEST_TARGET, "request", method, route);
         join_trace(&span, trace);
         let responding = async {
-            let responding = pin!(respond(checked, responding, body_limits.limits, (method, route)));
+            let responding = pin!(respond(checked, responding, body_limits.limits, method, route));
             let mut lost_connections = lost_connections.clone();
             let responding = deadline::unless_connections_are_lost(&mut lost_connections, SUSPECT_AFTER, responding);
             let response = responding.await.unwrap_or_else(|| {
@@ -176,7 +176,8 @@ async fn respond(
     checked: Result<(), Problem>,
     responding: RouteFuture<Infallible>,
     limits: RequestLimits,
-    (method, route): (&str, &str),
+    method: &str,
+    route: &str,
 ) -> Response {
     if let Err(problem) = checked {
         return problem.into_response();

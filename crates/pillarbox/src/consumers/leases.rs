@@ -81,7 +81,7 @@ impl ShardAssignment {
             self.joined_in = Some(join(db, self.name, &mut self.owner, &self.replica, None).await?);
         }
         let lease = self.replica.lease();
-        let shards = rebalance(db, self.name, (self.owner, &self.replica), false).await?;
+        let shards = rebalance(db, self.name, self.owner, &self.replica, false).await?;
         if shards.is_none() {
             self.joined_in = None;
         }
@@ -168,7 +168,8 @@ pub(super) async fn join(
 pub(super) async fn rebalance(
     db: &mut PgConnection,
     consumer: &str,
-    (owner, replica): (Uuid, &Replica),
+    owner: Uuid,
+    replica: &Replica,
     undivided: bool,
 ) -> sqlx::Result<Option<BTreeSet<i16>>> {
     remove_expired(db, consumer, replica).await?;
@@ -194,7 +195,7 @@ pub(super) async fn rebalance(
         0
     };
     if owned.len() < part {
-        owned.extend(claim(db, consumer, (owner, replica), (part - owned.len()) as i64).await?);
+        owned.extend(claim(db, consumer, owner, replica, (part - owned.len()) as i64).await?);
     } else {
         release(db, consumer, owner, &owned.split_off(part)).await?;
     }
@@ -234,7 +235,8 @@ async fn remove_expired(db: &mut PgConnection, consumer: &str, replica: &Replica
 async fn claim(
     db: &mut PgConnection,
     consumer: &str,
-    (owner, replica): (Uuid, &Replica),
+    owner: Uuid,
+    replica: &Replica,
     count: i64,
 ) -> sqlx::Result<Vec<i16>> {
     sqlx::query_scalar(

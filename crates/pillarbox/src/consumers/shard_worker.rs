@@ -232,8 +232,8 @@ impl<P: Processor> ShardWorker<P> {
             }
             Some(_) => self.replay_wait.observe(consumer, None),
         }
-        let (worker, undivided) = ((*owner, &*self.replica), self.options.in_log_order);
-        let Some(owned) = leases::rebalance(&mut db, consumer, worker, undivided).await? else {
+        let undivided = self.options.in_log_order;
+        let Some(owned) = leases::rebalance(&mut db, consumer, *owner, &self.replica, undivided).await? else {
             return Err(ConsumerError::LeaseLost);
         };
         self.shards.update(&mut db, consumer, owned).await?;
