@@ -125,6 +125,26 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum Command {
+    #[command(flatten)]
+    Installation(InstallationCommand),
+    #[command(flatten)]
+    Offline(OfflineCommand),
+}
+
+/// Commands that act on one installation, which the settings and the context name.
+#[derive(Subcommand)]
+enum InstallationCommand {
+    #[command(flatten)]
+    Local(LocalCommand),
+    #[command(flatten)]
+    Tenant(TenantCommand),
+    #[command(flatten)]
+    Operator(OperatorCommand),
+}
+
+/// Commands that run a server, or that need the database or the secret key of the installation.
+#[derive(Subcommand)]
+enum LocalCommand {
     /// Run everything in one process, with an embedded PostgreSQL unless database_url is set
     Up,
     /// Run the configured services and roles on the PostgreSQL at database_url
@@ -143,30 +163,50 @@ enum Command {
         #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = token_lifetime)]
         ttl: Duration,
     },
-    /// Create, list and revoke API keys
-    #[command(subcommand)]
-    Key(KeyCommand),
-    /// Create, list, suspend, resume and delete tenants: the customers of this installation
-    Tenants(cli::tenants::Tenants),
     /// Change accounts of users
     #[command(subcommand)]
     User(UserCommand),
     /// Make believable traffic on this machine's installation, and see everything move; its messages stay in the log
     Demo(demo::DemoArgs),
+    /// Resume the consumers after the database was restored or copied
+    Recover(recover::RecoverArgs),
+    /// Compare, event by event, what the new and the legacy exchange of dual publish have received
+    Parity(parity::Parity),
+    /// Compare the counts of events with the registrations themselves, and repair differences
+    Reconcile(reconcile::Reconcile),
+    /// Show the server, its dependencies and the consumers; exit with 1 if something needs attention
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Clients of the HTTP API that act for one tenant.
+#[derive(Subcommand)]
+enum TenantCommand {
     /// List, show, create, pause, test and delete the subscribers of a tenant
     Subscribers(cli::subscribers::Subscribers),
     /// List and show deliveries: events on their way to one subscriber each
     Deliveries(cli::deliveries::Deliveries),
     /// List, show, retry or discard webhooks that were given up after their retries
     WebhookDeadLetters(cli::webhook_dead_letters::WebhookDeadLetters),
-    /// Post an event to the hub over HTTP
-    Send(cli::send::Send),
-    /// Receive webhooks on this machine, verify and print them
-    Listen(cli::listen::Listen),
     /// List, show, import and export the event types of a tenant
     EventTypes(cli::event_types::EventTypes),
     /// List, show, seek and delete the streams of a tenant
     Streams(cli::streams::Streams),
+}
+
+/// Clients of the HTTP API that act as an operator or a producer.
+#[derive(Subcommand)]
+enum OperatorCommand {
+    /// Create, list, suspend, resume and delete tenants: the customers of this installation
+    Tenants(cli::tenants::Tenants),
+    /// Create, list and revoke API keys
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// Post an event to the hub over HTTP
+    Send(cli::send::Send),
     /// Print the messages of the log as lines of JSON, and follow the log
     Tail(cli::tail::Tail),
     /// List, reset or drop the consumers of the log
@@ -182,21 +222,16 @@ enum Command {
     Notifications(cli::notifications::Notifications),
     /// Make a consumer read a time range again, or send webhooks again (`replay webhooks`); list or cancel replays
     Replay(cli::replays::Replay),
-    /// Resume the consumers after the database was restored or copied
-    Recover(recover::RecoverArgs),
-    /// Compare, event by event, what the new and the legacy exchange of dual publish have received
-    Parity(parity::Parity),
-    /// Compare the counts of events with the registrations themselves, and repair differences
-    Reconcile(reconcile::Reconcile),
-    /// Show the server, its dependencies and the consumers; exit with 1 if something needs attention
-    Status {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+}
+
+/// Commands that concern no installation, and work whatever the settings are.
+#[derive(Subcommand)]
+enum OfflineCommand {
     /// Add, select, list, show and remove contexts: named targets of the commands
     #[command(subcommand)]
     Context(cli::contexts::Command),
+    /// Receive webhooks on this machine, verify and print them
+    Listen(cli::listen::Listen),
     /// Print the OpenAPI description of the HTTP API
     Openapi,
     /// Print the completions of a shell

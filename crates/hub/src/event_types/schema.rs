@@ -5,6 +5,7 @@
 pub(crate) mod applied;
 pub(crate) mod compatibility;
 mod compile;
+mod digest;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]

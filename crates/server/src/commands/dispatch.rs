@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use cli::contexts::{self, Target};
+use cli::api::ServerArgs;
+use cli::contexts::{self, GivenOptions, Target};
 use cli::replays::{Command as Replays, Replay};
 use cli::table::{self, print_note};
 use cli::webhook_replays;
@@ -10,8 +11,9 @@ use cli::webhook_replays;
 use super::access::{HubSession, operator_api, producer_api};
 use super::secret_flags::{self, SecretFlag};
 use super::{
-    Cli, Command, Failure, KeyCommand, UserCommand, credentials, demo, load, manual, migrate, options, parity,
-    reconcile, recover, serve, status,
+    Cli, Command, Failure, InstallationCommand, KeyCommand, LocalCommand, OfflineCommand, OperatorCommand,
+    TenantCommand, UserCommand, credentials, demo, load, manual, migrate, options, parity, reconcile, recover, serve,
+    status,
 };
 use crate::api::api_description;
 use crate::services::SERVICES;
@@ -49,185 +51,192 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Loads the settings and runs the command. `path` is its name, such as `key list`.
+/// Runs the command. `path` is its name, such as `key list`.
 async fn dispatch(mut cli: Cli, path: &str, secrets: &[SecretFlag]) -> Result<ExitCode, Failure> {
+    let up = Command::Installation(InstallationCommand::Local(LocalCommand::Up));
+    let command = cli.command.take().unwrap_or(up);
     // A server writes its warnings to its log, which may have another format.
-    if !matches!(cli.command, None | Some(Command::Up | Command::Serve)) {
+    let is_server =
+        matches!(command, Command::Installation(InstallationCommand::Local(LocalCommand::Up | LocalCommand::Serve)));
+    if !is_server {
         secrets.iter().for_each(|secret| print_note(&format!("warning: {secret}")));
     }
-    if is_without_settings(cli.command.as_ref()) {
-        run_without_settings(cli).await?;
-        return Ok(ExitCode::SUCCESS);
+    match command {
+        Command::Installation(command) => run_on_installation(&cli, command, path, secrets).await,
+        Command::Offline(command) => {
+            run_offline(command, &cli.given_options()).await?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+/// Loads the settings, applies the context, and runs the command.
+async fn run_on_installation(
+    cli: &Cli,
+    mut command: InstallationCommand,
+    path: &str,
+    secrets: &[SecretFlag],
+) -> Result<ExitCode, Failure> {
     let target = Target::of_command(&cli.given_options(), path)?;
-    let settings = load::load(&cli, target.as_ref()).map_err(|error| match &target {
+    let settings = load::load(cli, target.as_ref()).map_err(|error| match &target {
         Some(target) => target.explain(&error).into(),
         None => Failure::Setting(error),
     })?;
     if let Some(target) = target {
-        apply_server(&target, cli.command.as_mut())?;
+        apply_server(&target, &mut command)?;
     }
-    run_command(cli.command.unwrap_or(Command::Up), &settings, secrets).await
-}
-
-/// Whether the command concerns no installation, and works whatever the settings are.
-fn is_without_settings(command: Option<&Command>) -> bool {
-    use Command::{Completions, Context, Listen, Man, Openapi};
-    matches!(command, Some(Openapi | Completions { .. } | Man { .. } | Listen(_) | Context(_)))
+    match command {
+        InstallationCommand::Local(command) => run_locally(command, &settings, secrets).await,
+        InstallationCommand::Tenant(command) => run_for_tenant(command, &settings).await,
+        InstallationCommand::Operator(command) => {
+            run_as_operator(command, &settings).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
 }
 
 /// Gives the server and the API key of the context to a command that uses HTTP. Fails if the key cannot be read.
-fn apply_server(target: &Target, command: Option<&mut Command>) -> Result<(), Failure> {
+fn apply_server(target: &Target, command: &mut InstallationCommand) -> Result<(), Failure> {
     let server = match command {
-        Some(Command::Send(args)) => &mut args.server,
-        Some(Command::Subscribers(args)) => &mut args.server,
-        Some(Command::Deliveries(args)) => &mut args.server,
-        Some(Command::WebhookDeadLetters(args)) => &mut args.server,
-        Some(Command::EventTypes(args)) => &mut args.server,
-        Some(Command::Streams(args)) => &mut args.server,
-        Some(Command::Emails(args)) => &mut args.server,
-        Some(Command::Notifications(args)) => &mut args.server,
-        Some(Command::Tenants(args)) => &mut args.server,
-        Some(Command::Key(KeyCommand::List { server, .. } | KeyCommand::Revoke { server, .. })) => server,
-        Some(Command::Tail(args)) => &mut args.server,
-        Some(Command::Cursors(args)) => &mut args.server,
-        Some(Command::Parked(args)) => &mut args.server,
-        Some(Command::DeadLetters(args)) => &mut args.server,
-        Some(Command::Replay(args)) => &mut args.server,
-        _ => return Ok(()),
+        InstallationCommand::Local(_) => None,
+        InstallationCommand::Tenant(command) => Some(command.server_mut()),
+        InstallationCommand::Operator(command) => command.server_mut(),
     };
+    let Some(server) = server else { return Ok(()) };
     Ok(target.fill(&mut server.server, &mut server.api_key)?)
 }
 
-async fn run_command(command: Command, settings: &Settings, secrets: &[SecretFlag]) -> Result<ExitCode, Failure> {
-    match command {
-        Command::Up => serve::up(settings, secrets).await?,
-        Command::Serve => serve::serve(settings, secrets).await?,
-        Command::Migrate => migrate::migrate(settings).await?,
-        Command::Token { user, role, ttl } => credentials::token(settings, user, role, ttl)?,
-        Command::Key(KeyCommand::Create { role, tenant, name }) => {
-            credentials::create_key(settings, role, tenant, name).await?
+impl TenantCommand {
+    fn server_mut(&mut self) -> &mut ServerArgs {
+        match self {
+            TenantCommand::Subscribers(args) => &mut args.server,
+            TenantCommand::Deliveries(args) => &mut args.server,
+            TenantCommand::WebhookDeadLetters(args) => &mut args.server,
+            TenantCommand::EventTypes(args) => &mut args.server,
+            TenantCommand::Streams(args) => &mut args.server,
         }
-        Command::User(UserCommand::SetRole { email, role }) => credentials::set_role(settings, &email, role).await?,
-        Command::User(UserCommand::Announce) => credentials::announce_users(settings).await?,
-        Command::Recover(args) => recover::run(settings, args).await?,
-        Command::Parity(args) => parity::run(settings, args).await?,
-        Command::Reconcile(args) => return reconcile::run(settings, args).await,
-        Command::Status { json } => return status::run(settings, json).await,
-        Command::Demo(args) => demo::run(settings, args).await?,
-        command => return run_client(command, settings).await,
+    }
+}
+
+impl OperatorCommand {
+    /// None for a command that uses the database.
+    fn server_mut(&mut self) -> Option<&mut ServerArgs> {
+        Some(match self {
+            OperatorCommand::Key(KeyCommand::Create { .. }) => return None,
+            OperatorCommand::Key(KeyCommand::List { server, .. } | KeyCommand::Revoke { server, .. }) => server,
+            OperatorCommand::Tenants(args) => &mut args.server,
+            OperatorCommand::Send(args) => &mut args.server,
+            OperatorCommand::Tail(args) => &mut args.server,
+            OperatorCommand::Cursors(args) => &mut args.server,
+            OperatorCommand::Parked(args) => &mut args.server,
+            OperatorCommand::DeadLetters(args) => &mut args.server,
+            OperatorCommand::Emails(args) => &mut args.server,
+            OperatorCommand::Notifications(args) => &mut args.server,
+            OperatorCommand::Replay(args) => &mut args.server,
+        })
+    }
+}
+
+async fn run_locally(command: LocalCommand, settings: &Settings, secrets: &[SecretFlag]) -> Result<ExitCode, Failure> {
+    match command {
+        LocalCommand::Up => serve::up(settings, secrets).await?,
+        LocalCommand::Serve => serve::serve(settings, secrets).await?,
+        LocalCommand::Migrate => migrate::migrate(settings).await?,
+        LocalCommand::Token { user, role, ttl } => credentials::token(settings, user, role, ttl)?,
+        LocalCommand::User(UserCommand::SetRole { email, role }) => {
+            credentials::set_role(settings, &email, role).await?;
+        }
+        LocalCommand::User(UserCommand::Announce) => credentials::announce_users(settings).await?,
+        LocalCommand::Recover(args) => recover::run(settings, args).await?,
+        LocalCommand::Parity(args) => parity::run(settings, args).await?,
+        LocalCommand::Reconcile(args) => return reconcile::run(settings, args).await,
+        LocalCommand::Status { json } => return status::run(settings, json).await,
+        LocalCommand::Demo(args) => demo::run(settings, args).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a command that is a client of the HTTP API, as an operator or a producer.
-async fn run_client(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
+async fn run_as_operator(command: OperatorCommand, settings: &Settings) -> Result<(), Failure> {
     match command {
-        Command::Key(KeyCommand::List { tenant, json, server }) => {
+        OperatorCommand::Key(KeyCommand::Create { role, tenant, name }) => {
+            credentials::create_key(settings, role, tenant, name).await?;
+        }
+        OperatorCommand::Key(KeyCommand::List { tenant, json, server }) => {
             cli::keys::list(&operator_api(settings, &server).await?, tenant.as_ref(), json).await?;
         }
-        Command::Key(KeyCommand::Revoke { id, server }) => {
+        OperatorCommand::Key(KeyCommand::Revoke { id, server }) => {
             cli::keys::revoke(&operator_api(settings, &server).await?, id).await?;
         }
-        Command::Tenants(args) => {
+        OperatorCommand::Tenants(args) => {
             cli::tenants::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
-        Command::Emails(args) => {
+        OperatorCommand::Emails(args) => {
             cli::emails::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
-        Command::Notifications(args) => {
+        OperatorCommand::Notifications(args) => {
             cli::notifications::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
-        Command::Tail(args) => cli::tail::run(&operator_api(settings, &args.server).await?, args).await?,
-        Command::Cursors(args) => cli::cursors::run(&operator_api(settings, &args.server).await?, args).await?,
-        Command::Parked(args) => cli::parked::run(&operator_api(settings, &args.server).await?, args.command).await?,
-        Command::DeadLetters(args) => {
+        OperatorCommand::Tail(args) => cli::tail::run(&operator_api(settings, &args.server).await?, args).await?,
+        OperatorCommand::Cursors(args) => cli::cursors::run(&operator_api(settings, &args.server).await?, args).await?,
+        OperatorCommand::Parked(args) => {
+            cli::parked::run(&operator_api(settings, &args.server).await?, args.command).await?;
+        }
+        OperatorCommand::DeadLetters(args) => {
             args.check()?;
             cli::dead_letters::run(&operator_api(settings, &args.server).await?, args.command).await?;
         }
-        Command::Send(send) => {
+        OperatorCommand::Send(send) => {
             let api = producer_api(settings, &send.server, &send.tenant).await?;
             cli::send::run(&api, send).await?;
         }
-        command => return run_of_tenant(command, settings).await,
+        OperatorCommand::Replay(Replay { command: Some(Replays::Webhooks(replays)), server, .. }) => {
+            let session = HubSession::open(settings, &server, &replays.tenant).await?;
+            session.close_after(webhook_replays::run(&session.api, *replays)).await?;
+        }
+        OperatorCommand::Replay(args) => {
+            args.check()?;
+            cli::replays::run(&operator_api(settings, &args.server).await?, args).await?;
+        }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
-/// Runs a command that acts for a tenant over the HTTP API.
-async fn run_of_tenant(command: Command, settings: &Settings) -> Result<ExitCode, Failure> {
+async fn run_for_tenant(command: TenantCommand, settings: &Settings) -> Result<ExitCode, Failure> {
     match command {
-        Command::EventTypes(args) => {
+        TenantCommand::EventTypes(args) => {
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             session.close_after(cli::event_types::run(&session.api, args.command)).await?;
         }
-        Command::Streams(args) => {
+        TenantCommand::Streams(args) => {
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             session.close_after(cli::streams::run(&session.api, args.command)).await?;
         }
-        Command::Subscribers(args) => {
+        TenantCommand::Subscribers(args) => {
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             let is_done = session.close_after(cli::subscribers::run(&session.api, args.command)).await?;
             return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Command::Deliveries(args) => {
+        TenantCommand::Deliveries(args) => {
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             session.close_after(cli::deliveries::run(&session.api, args.command)).await?;
         }
-        Command::WebhookDeadLetters(args) => {
+        TenantCommand::WebhookDeadLetters(args) => {
             let session = HubSession::open(settings, &args.server, &args.tenant).await?;
             session.close_after(cli::webhook_dead_letters::run(&session.api, args.command)).await?;
         }
-        Command::Replay(Replay { command: Some(Replays::Webhooks(replays)), server, .. }) => {
-            let session = HubSession::open(settings, &server, &replays.tenant).await?;
-            session.close_after(webhook_replays::run(&session.api, *replays)).await?;
-        }
-        Command::Replay(args) => {
-            args.check()?;
-            cli::replays::run(&operator_api(settings, &args.server).await?, args).await?;
-        }
-        // Run before.
-        Command::Up
-        | Command::Serve
-        | Command::Migrate
-        | Command::Token { .. }
-        | Command::Key(_)
-        | Command::Tenants(_)
-        | Command::Emails(_)
-        | Command::Notifications(_)
-        | Command::Send(_)
-        | Command::User(_)
-        | Command::Demo(_)
-        | Command::Tail(_)
-        | Command::Cursors(_)
-        | Command::Parked(_)
-        | Command::DeadLetters(_)
-        | Command::Recover(_)
-        | Command::Parity(_)
-        | Command::Reconcile(_)
-        | Command::Status { .. }
-        | Command::Context(_)
-        | Command::Openapi
-        | Command::Listen(_)
-        | Command::Completions { .. }
-        | Command::Man { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs a command that concerns no installation, and that works whatever the settings are.
-async fn run_without_settings(cli: Cli) -> Result<(), Failure> {
-    if let Some(Command::Context(command)) = &cli.command {
-        return Ok(contexts::run(&cli.given_options(), command)?);
-    }
-    match cli.command {
-        Some(Command::Openapi) => {
+async fn run_offline(command: OfflineCommand, given: &GivenOptions) -> Result<(), Failure> {
+    match command {
+        OfflineCommand::Context(command) => Ok(contexts::run(given, &command)?),
+        OfflineCommand::Openapi => {
             let text = api_description(SERVICES).to_pretty_json().map_err(|error| Failure::Other(error.to_string()))?;
             Ok(table::print_line(&text)?)
         }
-        Some(Command::Completions { shell }) => manual::print_completions(shell),
-        Some(Command::Man { folder }) => manual::write_pages(&folder),
-        Some(Command::Listen(listen)) => Ok(cli::listen::listen(listen).await?),
-        _ => Ok(()),
+        OfflineCommand::Completions { shell } => manual::print_completions(shell),
+        OfflineCommand::Man { folder } => manual::write_pages(&folder),
+        OfflineCommand::Listen(listen) => Ok(cli::listen::listen(listen).await?),
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::load::load_with;
-use super::options;
+use super::{Command, InstallationCommand, LocalCommand, options};
 use crate::services::SERVICES;
 use crate::settings::Settings;
 
@@ -242,7 +242,9 @@ fn options_accept_durations_and_short_addresses() {
     let token = |ttl: &str| {
         let user = "01890a5d-ac96-774b-bcce-b302099a8057";
         match options::parse(["pillarbox", "token", "--user", user, "--ttl", ttl]).map(|(cli, _)| cli.command) {
-            Ok(Some(super::Command::Token { ttl, .. })) => Ok(ttl.as_secs()),
+            Ok(Some(Command::Installation(InstallationCommand::Local(LocalCommand::Token { ttl, .. })))) => {
+                Ok(ttl.as_secs())
+            }
             Ok(_) => unreachable!("the command is `token`"),
             Err(error) => Err(error.to_string()),
         }

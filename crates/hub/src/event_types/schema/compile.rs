@@ -9,10 +9,10 @@ use std::sync::Arc;
 use http_kit::problem::FieldError;
 use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
-use sha2::{Digest, Sha256};
 
+use super::digest::digest;
 use super::pattern::Pattern;
-use crate::event_types::schema::{CountLimits, IfThenElse, Listed, Node, NodeId, Schema, TYPES, Types, below};
+use crate::event_types::schema::{CountLimits, IfThenElse, Node, NodeId, Schema, TYPES, Types, below};
 
 /// Bytes of a schema.
 pub(crate) const BYTES_MAX: usize = 64 * 1024;
@@ -117,7 +117,7 @@ pub(super) fn compile(text: &RawValue) -> Result<Schema, Vec<FieldError>> {
     }
     compiler.check_cost(root);
     if compiler.errors.is_empty() {
-        let empty_digest = compiler.digest(&Node::default());
+        let empty_digest = digest(&Node::default(), &[]);
         Ok(Schema::new(compiler.nodes, root, compiler.bytes, empty_digest))
     } else {
         let errors = compiler.errors.into_iter();
@@ -198,10 +198,10 @@ impl<'d> Compiler<'d> {
                     let at = KeywordPosition { keyword, pointer: below(pointer, keyword), depth };
                     self.keyword(&mut node, &mut built, &at, value, keywords);
                 }
-                node.digest = self.digest(&node);
+                node.digest = digest(&node, &self.nodes);
                 // Only a reference: it is what it refers to.
                 if let ([target], true) = (node.all_of.as_slice(), keywords.contains_key("$ref"))
-                    && node.digest == self.digest(&Node { all_of: vec![*target], ..Node::default() })
+                    && node.digest == digest(&Node { all_of: vec![*target], ..Node::default() }, &self.nodes)
                 {
                     return *target;
                 }
@@ -212,7 +212,7 @@ impl<'d> Compiler<'d> {
                 self.refuse(pointer, "must be a schema: an object with keywords, or `true` or `false`");
             }
         }
-        node.digest = self.digest(&node);
+        node.digest = digest(&node, &self.nodes);
         self.add(node, built, pointer)
     }
 
@@ -589,56 +589,6 @@ impl<'d> Compiler<'d> {
              written out; a reference costs as much as what it refers to"
         );
         self.refuse(&pointer, detail);
-    }
-
-    /// A digest of all keywords of a node, and of the nodes within it.
-    fn digest(&self, node: &Node) -> [u8; 16] {
-        let mut hash = Sha256::new();
-        let mut field = |name: &str, content: &[u8]| {
-            hash.update(name.as_bytes());
-            hash.update((content.len() as u64).to_be_bytes());
-            hash.update(content);
-        };
-        let of = |id: &NodeId| self.nodes[id.index()].digest;
-        let one = |id: &Option<NodeId>| id.as_ref().map(of);
-        let list = |ids: &[NodeId]| ids.iter().flat_map(of).collect::<Vec<u8>>();
-        field("never", &[u8::from(node.is_never)]);
-        field("types", node.types.names().collect::<Vec<_>>().join(",").as_bytes());
-        if let Some(Listed { of_enum, of_const }) = &node.values {
-            field("enum", format!("{of_enum:?}").as_bytes());
-            field("const", format!("{of_const:?}").as_bytes());
-        }
-        field("numbers", format!("{:?}", node.number).as_bytes());
-        field("counts", format!("{:?}{:?}{:?}", node.length, node.array.count, node.object.count).as_bytes());
-        field("pattern", format!("{:?}", node.pattern).as_bytes());
-        field("unique", &[u8::from(node.array.has_unique_items)]);
-        let lists = [&node.array.prefix_items, &node.all_of, &node.any_of, &node.one_of];
-        lists.iter().for_each(|ids| field("list", &list(ids)));
-        for id in [
-            &node.array.items,
-            &node.array.contains,
-            &node.object.additional_properties,
-            &node.object.property_names,
-            &node.not,
-        ] {
-            field("one", one(id).as_ref().map_or(&[][..], |digest| &digest[..]));
-        }
-        field("names", format!("{:?}{:?}", node.object.required, node.object.dependent_required).as_bytes());
-        for (name, id) in &node.object.properties {
-            field("property", name.as_bytes());
-            field("schema", &of(id));
-        }
-        for (pattern, id) in &node.object.pattern_properties {
-            field("pattern property", pattern.text().as_bytes());
-            field("schema", &of(id));
-        }
-        if let Some(IfThenElse { condition, then, otherwise }) = &node.if_then_else {
-            let branches = [Some(*condition), *then, *otherwise];
-            branches.iter().for_each(|id| field("if", one(id).as_ref().map_or(&[][..], |digest| &digest[..])));
-        }
-        let mut digest = [0; 16];
-        digest.copy_from_slice(&hash.finalize()[..16]);
-        digest
     }
 }
 
