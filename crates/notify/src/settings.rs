@@ -215,7 +215,7 @@ mod tests {
             change(&mut settings);
             settings.check().unwrap_err().to_string()
         };
-        for from in ["", "nobody", "a@b\r\nBcc: c@d", "A <a@b> B", "a@b, c@d", "jürgen@example.org"] {
+        for from in ["", "no-reply", "a@b\r\nBcc: c@d", "A <a@b> B", "a@b, c@d", "jürgen@example.org"] {
             let settings = MailSettings { from: from.to_owned(), ..MailSettings::default() };
             assert!(settings.check().unwrap_err().to_string().contains("mail.from"), "{from}");
         }

@@ -90,25 +90,25 @@ impl Deliverer {
         Deliverer { db, default_rules, renderer, pace: Mutex::default() }
     }
 
-    /// Delivers some of the notifications that are due. After a failure the next rounds deliver fewer, and one that fails
-    /// alone fails for itself.
+    /// Delivers some of the notifications that are due. After a failure the next rounds deliver fewer, until the one
+    /// that fails is alone: then only that one fails.
     pub(crate) async fn round(&self) -> Result<DeliveryRound, DeliveryError> {
         let mut pace = self.pace.lock().await;
         let failed = match pace.start() {
-            Some(blamed) => Some((blamed, "its delivery takes too long".to_owned())),
+            Some(culprit) => Some((culprit, "its delivery takes too long".to_owned())),
             None => match self.deliver_some(&mut pace).await {
                 Ok(round) => {
                     pace.succeeded();
                     return Ok(round);
                 }
                 Err(error) => match pace.failed(&error) {
-                    Some(blamed) => Some((blamed, redacted_error(&error))),
+                    Some(culprit) => Some((culprit, redacted_error(&error))),
                     None => return Err(error),
                 },
             },
         };
-        if let Some((blamed, error)) = failed {
-            self.save_failure(&blamed, &error).await?;
+        if let Some((culprit, error)) = failed {
+            self.save_failure(&culprit, &error).await?;
             pace.succeeded();
         }
         Ok(DeliveryRound { round: Round::Busy, has_mails: false })
@@ -193,7 +193,7 @@ impl Deliverer {
     }
 
     /// Renders texts on a thread for such work: requests do not wait for a large digest. Neither does a process that stops:
-    /// what takes too long is left to the next round.
+    /// the next round renders the texts that take too long.
     async fn render(
         &self,
         claimed: Vec<DueNotification>,
@@ -216,25 +216,25 @@ impl Deliverer {
         rendering.await.map_err(|error| DeliveryError::Rendering(error.to_string()))
     }
 
-    /// Saves that a notification has made its transaction fail, and with it all that a digest would have collected: these become
-    /// separate e-mails.
-    async fn save_failure(&self, blamed: &Candidate, error: &str) -> Result<(), DeliveryError> {
-        tracing::warn!(notification = blamed.id, error, "a notification makes the transaction fail that delivers it");
+    /// Saves that a notification has made its transaction fail. If a digest would have collected it, all e-mails of the
+    /// digest fail with it, and become separate ones.
+    async fn save_failure(&self, culprit: &Candidate, error: &str) -> Result<(), DeliveryError> {
+        tracing::warn!(notification = culprit.id, error, "a notification makes the transaction fail that delivers it");
         let mut tx = self.db.begin().await?;
         let now = time::now(&mut tx).await?;
-        let types = Vec::from_iter(blamed.event_type.clone());
+        let types = Vec::from_iter(culprit.event_type.clone());
         let rules = preferences::rules_of(&mut tx, &types, &self.default_rules).await?;
-        let plan = Plan::new(std::slice::from_ref(blamed), &rules);
+        let plan = Plan::new(std::slice::from_ref(culprit), &rules);
         let failed = match (plan.digests.first(), plan.webhook_users.first()) {
             (Some(group), _) => delivery::claim_digest_ids(&mut tx, group, DIGEST_LIMITS.collected).await?,
             (None, Some(user)) => delivery::claim_first_webhook_id(&mut tx, *user).await?,
-            (None, None) => delivery::claim_id(&mut tx, blamed.id).await?,
+            (None, None) => delivery::claim_id(&mut tx, culprit.id).await?,
         };
         let mut batch = Batch::default();
         for ClaimedId { id, attempts } in failed {
             let outcome = DeliveryOutcome::Failed(error.to_owned());
             let result = notification::after(id, attempts, outcome, now, self.renderer.backoff, rand::random());
-            batch.results.push((blamed.channel, result));
+            batch.results.push((culprit.channel, result));
         }
         batch.save(&mut tx).await?;
         tx.commit().await?;

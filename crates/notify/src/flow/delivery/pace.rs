@@ -19,7 +19,7 @@ pub(super) struct Pace {
     has_ended: bool,
     /// The only notification of the current transaction.
     alone: Option<Candidate>,
-    /// The notification that was alone in the last transaction, which failed for a reason that may be another.
+    /// The notification that was alone in the last transaction, which failed for a reason that may lie elsewhere.
     suspect: Option<i64>,
     /// Alternates.
     prefers_direct: bool,
@@ -34,9 +34,9 @@ impl Default for Pace {
 impl Pace {
     /// Begins a round. Returns the notification that two rounds in a row were dropped for.
     pub(super) fn start(&mut self) -> Option<Candidate> {
-        let guilty = if self.has_ended { None } else { self.shrink(true) };
+        let culprit = if self.has_ended { None } else { self.shrink(true) };
         self.has_ended = false;
-        guilty
+        culprit
     }
 
     /// How many notifications the round reads.
@@ -75,13 +75,13 @@ impl Pace {
         }
     }
 
-    /// `may_be_another`: a notification that was alone is blamed only if it fails twice in a row.
+    /// `may_be_another`: a notification that was alone is the culprit only if it fails twice in a row.
     fn shrink(&mut self, may_be_another: bool) -> Option<Candidate> {
         self.size = (self.size / FACTOR).max(1);
         let alone = self.alone.take()?;
-        let is_blamed = !may_be_another || self.suspect == Some(alone.id);
-        self.suspect = Some(alone.id).filter(|_| !is_blamed);
-        is_blamed.then_some(alone)
+        let is_culprit = !may_be_another || self.suspect == Some(alone.id);
+        self.suspect = Some(alone.id).filter(|_| !is_culprit);
+        is_culprit.then_some(alone)
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_alone_is_blamed_and_a_lost_connection_only_the_second_time() {
+    fn a_notification_that_fails_alone_is_the_culprit_and_after_a_lost_connection_only_if_it_fails_again() {
         let mut pace = Pace::default();
         let rendering = DeliveryError::Rendering("panic".to_owned());
         let lost = DeliveryError::Database(sqlx::Error::PoolClosed);
@@ -119,9 +119,9 @@ mod tests {
         pace.delivers(&[candidate(2)]);
         assert!(pace.failed(&lost).is_none(), "another one failed before");
         pace.delivers(&[candidate(2)]);
-        assert_eq!(pace.failed(&lost).map(|blamed| blamed.id), Some(2));
+        assert_eq!(pace.failed(&lost).map(|culprit| culprit.id), Some(2));
         pace.delivers(&[candidate(3)]);
-        assert_eq!(pace.failed(&rendering).map(|blamed| blamed.id), Some(3));
+        assert_eq!(pace.failed(&rendering).map(|culprit| culprit.id), Some(3));
         pace.succeeded();
         pace.succeeded();
         assert_eq!(pace.size(), BATCH_MAX);
@@ -136,6 +136,6 @@ mod tests {
         pace.delivers(&[candidate(1)]);
         assert!(pace.start().is_none());
         pace.delivers(&[candidate(1)]);
-        assert_eq!(pace.start().map(|blamed| blamed.id), Some(1));
+        assert_eq!(pace.start().map(|culprit| culprit.id), Some(1));
     }
 }
