@@ -220,7 +220,7 @@ fn account() -> Result<Option<Account>, EmbeddedError> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(None);
     }
-    // Not `nobody`: other daemons run as that user and could read the data.
+    // Not an unprivileged user that other daemons share: they could read the data.
     let user = User::from_name("postgres").ok().flatten().ok_or(EmbeddedError::NoUser)?;
     Ok(Some(Account { name: user.name, uid: user.uid, gid: user.gid }))
 }

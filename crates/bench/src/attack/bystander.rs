@@ -1,4 +1,4 @@
-//! A caller who attacks nobody, and measures the answers to its own requests.
+//! A caller who takes no part in the attack, and measures the answers to its own requests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use super::client::{Client, Request};
 use crate::Outcome;
 
-/// The time between two requests, unless the bystander has another one. They are sent whether or not earlier ones are answered, so that a pause of the server delays
-/// every request of that time, as it would with independent callers.
+/// The time between two requests, unless the bystander has another one. They are sent whether or not earlier ones are
+/// answered, so that a pause of the server delays every request of that time, as it would with independent callers.
 const PERIOD_DEFAULT: Duration = Duration::from_millis(40);
-/// Requests in flight at most. A request that waits for its turn is delayed by that, too.
+/// Requests in flight at most. Waiting for its turn also delays a request.
 const IN_FLIGHT_MAX: usize = 32;
 
 #[derive(Clone)]
@@ -39,7 +39,7 @@ pub(super) struct Latencies {
     pub(super) errors: BTreeMap<String, u64>,
 }
 
-/// The time to an answer in milliseconds, and what is wrong with it.
+/// The time to an answer in milliseconds, and its error.
 type Sample = (f64, Option<String>);
 
 impl Bystander {
@@ -61,7 +61,7 @@ impl Bystander {
         Bystander { period, ..self }
     }
 
-    /// Sends requests until `stop` is cancelled, on a thread of its own: the tasks of the attack must not delay it.
+    /// Sends requests until `stop` is cancelled, on a separate thread: the tasks of the attack must not delay it.
     pub(super) fn watch(&self, stop: CancellationToken) -> impl Future<Output = Outcome<Latencies>> + use<> {
         let bystander = self.clone();
         let thread = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,5 @@
-//! Attacks on the catalogue of event types, by a tenant with a key of the role `manage`. Another tenant posts events and lists
-//! its subscribers meanwhile.
+//! Attacks on the catalogue of event types, by a tenant with a key of the role `manage`. During the attack another
+//! tenant posts events and lists its subscribers.
 
 use std::time::{Duration, Instant};
 
@@ -88,8 +88,8 @@ pub(super) async fn dependent_required(setting: Setting<'_>) -> Outcome<Finding>
 }
 
 /// Imports 150 types with 39 patterns each, which need much memory when they are compiled, and posts batches with an event of
-/// each type. No event is valid: rejected ones compile the schemas, too. Then posts single events of all types, in case the
-/// batch was refused.
+/// each type. No event is valid: rejected ones also compile the schemas. Then posts single events of all types, in case
+/// the batch was refused.
 pub(super) async fn compiled_memory(setting: Setting<'_>) -> Outcome<Finding> {
     let (lab, attacker) = attacked(setting).await?;
     let types: Vec<Value> = (0..150)

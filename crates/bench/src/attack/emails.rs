@@ -141,7 +141,7 @@ async fn with_email(setting: Setting<'_>) -> Outcome<(Lab, SmtpSink, Client)> {
 }
 
 fn ban_of(event: &str, user: Uuid, number: u64) -> Request {
-    let reason = format!("Somebody has signed in as you. Confirm your password at example.org/{number}");
+    let reason = format!("A stranger has signed in as you. Confirm your password at example.org/{number}");
     let body = json!({"user_id": user, "reason": reason});
     Request::post(format!("/join/v1/events/{event}/ban"), body).with_key(Uuid::from_u128(u128::from(number)))
 }
@@ -196,7 +196,8 @@ async fn arrival_ms(sink: &SmtpSink, email: &str) -> Outcome<f64> {
     Ok(CONFIRMATION_WAIT_MAX.as_secs_f64() * 1e3)
 }
 
-/// Waits until the condition is true, or for the longest time that an announcement may take: what is measured then misses its goal.
+/// Waits until the condition is true, or for the longest time that an announcement may take: the measured value then
+/// misses its goal.
 async fn wait_until(is_true: impl AsyncFn() -> bool) {
     let until = Instant::now() + ANNOUNCEMENT_WAIT_MAX;
     while !is_true().await && Instant::now() < until {

@@ -18,8 +18,8 @@ const RIGHT_GUESS: usize = 200;
 /// A person signs in so often.
 const SIGN_IN_PERIOD: Duration = Duration::from_millis(500);
 
-/// Somebody with a copied access token guesses the password 230 times at once. The 200th guess is right, and must not be
-/// accepted after so many wrong ones. Repeated with other accounts.
+/// An attacker with a copied access token guesses the password 230 times at once. The 200th guess is right, and must
+/// not be accepted after so many wrong ones. Repeated with other accounts.
 pub(super) async fn password_guesses(setting: Setting<'_>) -> Outcome<Finding> {
     let lab = Lab::start(setting, "").await?;
     let accounts: Vec<Uuid> = (0..4).map(|n| Uuid::from_u128(0x8888_0000 + n)).collect();

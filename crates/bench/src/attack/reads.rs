@@ -1,5 +1,5 @@
-//! Attacks with reads of the public list of events, by strangers without an account. A signed-in person uses the services
-//! meanwhile. There are 100,000 events.
+//! Attacks with reads of the public list of events, by strangers without an account, while a signed-in person uses the
+//! services. There are 100,000 events.
 
 use super::client::Request;
 use super::finding::Finding;

@@ -35,7 +35,7 @@ async fn dispatcher() -> Dispatcher {
 }
 
 async fn dispatcher_with(settings: ClientSettings) -> Dispatcher {
-    let db = PgPoolOptions::new().connect_lazy("postgres://nobody@127.0.0.1:1/nothing").unwrap();
+    let db = PgPoolOptions::new().connect_lazy("postgres://missing@127.0.0.1:1/nothing").unwrap();
     db.close().await;
     let (clock, replica) = (Clock::system(), Replica::new("test", Duration::from_secs(60)));
     let stop = CancellationToken::new();

@@ -96,7 +96,7 @@ mod tests {
             let found: Vec<Uuid> = matching.iter().map(|at| interests[*at].subscriber).collect();
             assert_eq!(found, [acme.subscriber]);
         }
-        assert!(directory.matching_type("nobody", "order.paid").1.is_empty());
+        assert!(directory.matching_type("missing", "order.paid").1.is_empty());
         assert_eq!(directory.cache.len(), 1, "nothing is cached for a tenant without subscribers");
     }
 
