@@ -9,7 +9,7 @@ use pillarbox::{Message, Pillarbox, Received, StartError, Tx, post, testing};
 use serde::{Deserialize, Serialize};
 use testkit::TestDatabase;
 
-/// The crates that a program pulls in with the library, itself included. Each one is built and trusted by whoever adds it.
+/// The crates that a program pulls in with the library, itself included. The program builds and trusts each of them.
 const CRATES_MAX: usize = 140;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ async fn a_typed_handler_processes_what_was_committed() {
     let mut tx = db.begin().await.unwrap();
     let id = post(&mut tx, &OrderPaid { order: 2 }).await.unwrap();
     tx.commit().await.unwrap();
-    // Another source may post what it wants under the topic of the type.
+    // Another source may post any payload under the topic of the type.
     sqlx::query("select pillarbox.post('order.paid', '{\"order\": 3}')").execute(db).await.unwrap();
     assert!(testing::wait_until_processed(db, "invoices", Duration::from_secs(30)).await.unwrap());
     let invoices: Vec<(i64, uuid::Uuid)> =

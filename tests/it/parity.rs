@@ -154,7 +154,7 @@ async fn a_consumer_continues_where_another_one_has_stopped() {
     let refused = cli.refused("cursors reset relay.legacy --like effects").await;
     assert!(refused.contains("effects is in use"), "{refused}");
     process.stop().await;
-    assert!(cli.refused("cursors reset relay.legacy --like nobody").await.contains("no consumer nobody"));
+    assert!(cli.refused("cursors reset relay.legacy --like missing").await.contains("no consumer missing"));
     let refused = cli.refused("cursors reset effects --like relay.legacy").await;
     assert!(refused.contains("has read 3 messages"), "neither would process them: {refused}");
     post_numbers(db, Some("k"), 4..=5).await;

@@ -106,7 +106,7 @@ async fn a_parked_or_dead_message_can_be_retried_until_it_expires() {
     blank(db).await;
     assert_eq!(occurrences(&database, "s3cret-first").await, 0);
 
-    // One that dies and one that nobody reads lose their payloads when they expire.
+    // A dead letter and a message that no consumer reads lose their payloads when they expire.
     handler.is_failing.store(true, Ordering::SeqCst);
     let dead = post_email(db, &email("u1", "s3cret-dead")).await;
     wait_for_count(db, "dead_letter", 1).await;
@@ -137,7 +137,7 @@ async fn a_parked_or_dead_message_can_be_retried_until_it_expires() {
     assert_eq!(occurrences(&database, "s3cret-late").await, 0);
     cursors::reset(db, "notify.mail", None).await.unwrap();
     blank(db).await;
-    assert_eq!(count(db, "confidential").await, 0, "nobody can store another copy");
+    assert_eq!(count(db, "confidential").await, 0, "no consumer can store another copy");
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn a_payload_waits_for_a_consumer_that_is_not_registered_yet() {
     blank(db).await;
     assert_eq!(occurrences(&database, "s3cret-first").await, 0);
     process.stop().await;
-    // Nobody ever reads the second one.
+    // No consumer ever reads the second one.
     cursors::delete(db, "notify.mail").await.unwrap();
     post_email(db, &email("u1", "s3cret-second")).await;
     expire_all(db).await;

@@ -79,7 +79,7 @@ async fn a_poison_message_becomes_a_dead_letter_and_can_be_retried() {
     .unwrap();
     assert!(announced.contains("cannot read this"));
 
-    let other = Selection { consumer: Some("nobody".to_owned()), ..Selection::default() };
+    let other = Selection { consumer: Some("missing".to_owned()), ..Selection::default() };
     assert_eq!(dead_letters::retry(db, &other, 10).await.unwrap(), 0);
     is_fixed.store(1, Ordering::SeqCst);
     let topic = Selection { topic: Some("test".to_owned()), ..Selection::default() };

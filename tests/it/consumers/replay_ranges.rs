@@ -153,7 +153,7 @@ async fn replays_are_listed_and_canceled_by_command() {
     assert!(cli.ok("replay cancel 1").await.contains("had ended"));
     assert!(cli.ok("replay list --consumer effects").await.contains("canceled, 0 of 16"));
     assert!(cli.ok("replay list --json").await.contains("canceled_at"));
-    assert_eq!(cli.ok("replay list --consumer nobody").await.lines().count(), 1);
+    assert_eq!(cli.ok("replay list --consumer missing").await.lines().count(), 1);
     assert!(cli.refused("replay cancel 2").await.contains("no such replay"));
     for wrong in ["replay", "replay --from 1h", "replay cancel", "replay --consumer effects --from 1h cancel 1"] {
         cli.refused(wrong).await;

@@ -38,7 +38,7 @@ async fn a_replay_repairs_and_with_again_it_repeats() {
     wait_for_replays(db).await;
     process.stop().await;
     assert_eq!(effects(db).await.len(), 6, "nothing outside the range");
-    request.consumer = "nobody".to_owned();
+    request.consumer = "missing".to_owned();
     assert!(replays::request(db, &request).await.unwrap().is_none());
 }
 

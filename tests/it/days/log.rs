@@ -1,4 +1,4 @@
-//! Days of the log and of positions: what retention drops, and what a consumer finds when it comes back.
+//! Days of the log and of positions: which ones retention drops, and the state that a returning consumer finds.
 
 use pillarbox::operations::cursors::{self, DeleteResult};
 use pillarbox::operations::maintenance::Retention;
@@ -55,7 +55,7 @@ async fn a_position_that_is_saved_while_its_day_is_dropped_wins() {
     let (before, rows) = (positions(db).await, count(db, "position").await);
     time.advance(10 * DAY);
 
-    // A shard worker is about to commit a newer position. The day cannot be dropped meanwhile, so nothing is copied, either.
+    // A shard worker is about to commit a newer position. Until then the day cannot be dropped, and nothing is copied.
     let mut saving = db.begin().await.unwrap();
     let save = "insert into pillarbox.position (consumer, shards, last_ids, old, old_id, old_at, new, new_id, new_at)
                 select 'effects', array[shard], array[77::bigint], old, old_id, old_at, new, new_id, new_at
@@ -79,7 +79,7 @@ async fn overflow_rows_survive_until_every_consumer_has_read_them() {
     let process = Process::start(db, recorder());
     post(db, 1).await;
     wait_for_effects(db, 1).await;
-    // Nobody maintains the log for nine days: the partitions that were created ahead are used up.
+    // No process maintains the log for nine days: the partitions that were created ahead are used up.
     time.advance(9 * DAY);
     let mut late = db.begin().await.unwrap();
     sqlx::query(POST).bind(2_i64).execute(&mut *late).await.unwrap();
@@ -98,7 +98,7 @@ async fn overflow_rows_survive_until_every_consumer_has_read_them() {
     late.commit().await.unwrap();
     post(db, 4).await;
     let newest = positions(db).await;
-    assert!(count(db, "position_overflow").await > 0, "its positions are in their overflow partition, too");
+    assert!(count(db, "position_overflow").await > 0, "its positions are also in their overflow partition");
     time.advance(10 * DAY);
     for _ in 0..3 {
         maintain(db, PATIENT).await;

@@ -1,4 +1,4 @@
-//! Preferences over HTTP: what they accept, versions, and the rules of event types.
+//! Preferences over HTTP: accepted values, versions, and the rules of event types.
 
 use hyper::Method;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ async fn invalid_preferences_are_refused_with_the_field_and_critical_types_canno
 }
 
 #[tokio::test]
-async fn operators_set_the_rules_of_event_types_by_version_and_nobody_else_does() {
+async fn only_operators_set_the_rules_of_event_types_and_stale_changes_are_refused() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
     let (admin, path) = (app.admin(), "/notify/v1/event-types/order.paid");

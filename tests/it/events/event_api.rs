@@ -126,9 +126,9 @@ async fn only_the_owner_can_change_an_event_or_see_its_draft() {
         let at = |event: &Value| format!("{}{below}", event_path(event));
         stranger.send(method.clone(), &at(&draft), body.clone()).await.assert_problem(404, "event-not-found");
         stranger.send(method.clone(), &at(&public), body.clone()).await.assert_problem(403, "forbidden");
-        let nobody =
+        let anonymous =
             app.anonymous().send(method.clone(), &format!("{}{below}", event_path(&public)), body.clone()).await;
-        nobody.assert_problem(401, "unauthorized");
+        anonymous.assert_problem(401, "unauthorized");
         if !["", "/publish"].contains(&below.as_str()) {
             continue; // Admins may do it.
         }

@@ -34,7 +34,7 @@ async fn trending_ranks_by_participants_and_an_expired_cursor_returns_410() {
     .await;
     let page = reader.get("/event/v1/events?sort=trending&limit=2").await.json();
     assert_eq!(page["items"][0]["title"], "crowd");
-    // An event canceled meanwhile is not shown, whatever its score was.
+    // An event that is canceled between two pages is not shown, whatever its score was.
     post_action(&fixture.owner, &events[1], "cancel").await;
     let next = format!("/event/v1/events?sort=trending&limit=2&cursor={}", page["next_cursor"].as_str().unwrap());
     assert_eq!(reader.get(&next).await.json()["items"][0]["title"], "empty");

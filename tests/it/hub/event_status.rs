@@ -54,7 +54,7 @@ async fn an_event_is_found_replayed_and_sought_by_its_uuid_alone() {
 }
 
 #[tokio::test]
-async fn an_event_that_nobody_subscribed_to_differs_from_one_that_is_not_fanned_out() {
+async fn an_event_without_subscribers_differs_from_one_that_is_not_fanned_out() {
     let (database, api) = start_api_only().await;
     let manager = caller(&api, "manage", "acme").await;
     let unheard = post(&manager, "test.unheard", json!({}), None).await;

@@ -108,7 +108,7 @@ async fn another_tenant_receives_and_sees_no_service_messages() {
     subscribe(&main, &mains.url(), json!({})).await;
     subscribe(&acme, &acmes.url(), json!({})).await;
     publish_event(&new_user(&app), meetup()).await;
-    // No service posts for another tenant; such a message must reach nobody.
+    // No service posts for another tenant; such a message must not reach any subscriber.
     let wrong_tenant = Post { tenant: "acme".parse().unwrap(), ..message("event.published", 2) };
     post_messages(database.pool(), "events", &[wrong_tenant]).await;
     wait_for_webhooks(&mains, 1).await;

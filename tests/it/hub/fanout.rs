@@ -106,7 +106,7 @@ async fn deferred_events_are_fanned_out_once_and_in_order_after_a_restart_and_a_
     let left = count(db, deferred).await;
     assert!(left > 0 && left < i64::from(EVENTS), "{left} are left, so the stop was in the middle");
     sqlx::raw_sql("drop function wait cascade").execute(db).await.unwrap();
-    // A repair: what is deferred is not missing.
+    // A repair: deferred events are not missing.
     let app = TestApp::start_with(&database, |settings| settings.roles = vec![Role::Fanout]).await;
     replay_fanout(db, false).await;
     eventually("no event is deferred any more", DEADLINE * 2, async || count(db, deferred).await == 0).await;
@@ -199,7 +199,7 @@ async fn an_unknown_command_blocks_no_event_and_is_logged() {
     let Fixture { database, app, manager } = Fixture::start().await;
     let receiver = Receiver::start().await;
     subscribe(&manager, &receiver.url(), json!({})).await;
-    for (topic, payload) in [("hub.message.polish", "{}"), ("hub.message.dead_letter", r#"{"whom":"nobody"}"#)] {
+    for (topic, payload) in [("hub.message.polish", "{}"), ("hub.message.dead_letter", r#"{"whom":"unknown"}"#)] {
         let posted = "insert into pillarbox.log (shard, message_id, source, tenant, topic, key, headers, payload)
                       values (pillarbox.shard_of('acme', 'k'), pillarbox.uuid_v7(), 'hub.control', 'acme', $1, 'k', '{}', $2::json)";
         sqlx::query(posted).bind(topic).bind(payload).execute(database.pool()).await.unwrap();

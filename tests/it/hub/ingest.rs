@@ -83,7 +83,7 @@ async fn a_batch_is_accepted_as_a_whole_and_errors_name_the_field() {
     assert_eq!(logged(fixture.database.pool()).await, 1_000, "rejected requests leave nothing in the log");
     let event = async |client: &testkit::Client| client.post("/hub/v1/events", good.clone()).await;
     assert_eq!(event(&fixture.app.anonymous()).await.status, 401);
-    assert_eq!(event(&fixture.app.anonymous().bearer("pbx_nobody_knows_this_key_12345")).await.status, 401);
+    assert_eq!(event(&fixture.app.anonymous().bearer("pbx_this_key_is_unknown_1234567")).await.status, 401);
     let user = fixture.app.user(uuid::Uuid::now_v7(), None);
     assert_eq!(event(&user).await.status, 403);
     assert_eq!(event(&caller(&fixture.app, "ingest", "acme").await).await.status, 202);

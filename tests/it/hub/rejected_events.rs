@@ -1,5 +1,5 @@
-//! Events that are posted in SQL and refused by the catalogue or a limit of their tenant: the post succeeds, and nobody gets the
-//! event until it is retried and accepted.
+//! Events that are posted in SQL and refused by the catalogue or a limit of their tenant: the post succeeds, and no
+//! subscriber gets the event until it is retried and accepted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ async fn retry(manager: &Client, event: impl std::fmt::Display) -> Response {
 }
 
 #[tokio::test]
-async fn a_rejected_event_reaches_nobody_until_it_is_retried() {
+async fn a_rejected_event_reaches_no_subscriber_until_it_is_retried() {
     let Fixture { database, app, manager } = Fixture::start().await;
     let (db, receiver) = (database.pool(), Receiver::start().await);
     let subscriber = subscribe(&manager, &receiver.url(), json!({})).await;
@@ -92,7 +92,7 @@ async fn a_rejected_event_reaches_nobody_until_it_is_retried() {
     app.stop().await;
 }
 
-/// In a process of its own: the servers of other tests count in the same metric.
+/// In a separate process: the servers of other tests count in the same metric.
 #[tokio::test]
 async fn rejected_events_are_counted() {
     let database = TestDatabase::new(&migrations()).await;

@@ -170,7 +170,7 @@ async fn a_position_that_retention_has_passed_is_answered_with_how_to_continue()
     acknowledge(&manager, "a", &pulled).await;
     pull_count(&manager, "a", 3).await;
     app.stop().await;
-    // 1 and 2 are old, with a day of their own and in the overflow partition; the first is acknowledged.
+    // 1 and 2 are old, one in the partition of its day and one in the overflow partition; the first is acknowledged.
     sqlx::raw_sql(
         "do $$
          declare day date := current_date - 20;
@@ -235,7 +235,7 @@ async fn unread_messages_are_retained_for_behind_days() {
     assert!(maintaining.metric("pillarbox_hub_stream_lag_seconds").await.unwrap() > 1_100_000.0);
     assert!(maintaining.process.terminate().await.success());
 
-    // Three days later, nobody has read it. Whole days are deleted, so it may be there for a day longer.
+    // Three days later, no reader has pulled it. Whole days are deleted, so it may be there for a day longer.
     sqlx::raw_sql("update pillarbox_hub.stream_message set at = at - interval '3 days'").execute(db).await.unwrap();
     let mut maintaining = Replica::start_beside(&settings, "maintain");
     eventually("it is deleted", DEADLINE, async || {

@@ -150,5 +150,5 @@ async fn a_subscriber_with_an_undecryptable_secret_waits_alone() {
     manager.get(&path).await.assert_problem(404, "subscriber-not-found");
     app.stop().await;
     let numbers = received_numbers(&locked_out);
-    assert_eq!(numbers, [1, 2, 3], "everything posted meanwhile, in order");
+    assert_eq!(numbers, [1, 2, 3], "everything posted while it was locked out, in order");
 }

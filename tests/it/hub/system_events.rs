@@ -62,7 +62,7 @@ async fn a_disabled_subscriber_is_reported_to_others_and_reports_make_no_loop() 
         })
         .await;
     }
-    // What the reports lead to comes before this event.
+    // The effects of the reports come before this event.
     let last = post(manager, "order.sent", json!({"n": 2}), None).await;
     wait_for_outcome(manager, &last, &of_all, "delivered").await;
     let mut expected: Vec<(String, String)> = disabled
@@ -148,7 +148,7 @@ async fn a_breaker_that_closes_is_reported_and_many_dead_letters_are_few_reports
 }
 
 #[tokio::test]
-async fn nobody_else_posts_types_of_the_hub() {
+async fn only_the_hub_posts_its_event_types() {
     let fixture = Fixture::start().await;
     let (db, manager) = (fixture.database.pool(), &fixture.manager);
     for reserved in ["hub", "hub.mine", "hub.message.dead"] {

@@ -18,7 +18,7 @@ async fn found_in(fixture: &Fixture, wanted: &str) -> Vec<String> {
 }
 
 async fn wait_until_only_the_audit_trail_has(fixture: &Fixture, id: &str) {
-    // The service events keeps the id until no token of the account is valid, so that events created meanwhile are found.
+    // The service events keeps the id until no token of the account is valid, to find events created until then.
     let expected = ["pillarbox_identity.audit", "pillarbox.idempotency", "pillarbox_events.deleted_owner"];
     // The list of confidential messages, with their keys, is cleared a moment after they were blanked.
     eventually("only the audit trail has the id", DEADLINE, async || {

@@ -27,7 +27,7 @@ async fn guesses_for_an_address_are_limited_in_all_processes_whether_it_has_an_a
     let replica = fixture.replica().await;
     let person = fixture.person("ada").await;
     from_elsewhere(&fixture).await;
-    for email in [person.email.as_str(), "nobody@example.org"] {
+    for email in [person.email.as_str(), "unknown@example.org"] {
         let mut statuses = Vec::new();
         for guess in 0..8 {
             let app = if guess % 2 == 0 { &fixture.app } else { &replica };
@@ -73,7 +73,7 @@ async fn concurrent_guesses_do_not_exceed_the_limit() {
         blocking.rollback().await.unwrap();
     };
     let guess = async |number: usize| {
-        let body = json!({"email": "nobody@example.org", "password": format!("guess {number}")});
+        let body = json!({"email": "unknown@example.org", "password": format!("guess {number}")});
         app.anonymous().post("/identity/v1/login", body).await.status
     };
     let (statuses, ()) = tokio::join!(futures_util::future::join_all((0..60).map(guess)), release);
@@ -206,7 +206,7 @@ async fn emails_to_an_address_and_requests_of_a_network_are_limited() {
     .await;
     // Its network is known since the sign-in, after the e-mail of the registration.
     let person = fixture.person("ada").await;
-    for email in [person.email.as_str(), "nobody@example.org"] {
+    for email in [person.email.as_str(), "unknown@example.org"] {
         let mut statuses = Vec::new();
         for path in ["password/forgot", "verify/resend", "password/forgot", "verify/resend"] {
             statuses.push(fixture.post(path, json!({"email": email})).await.status);

@@ -52,7 +52,7 @@ async fn a_repeat_within_the_grace_does_not_fork_the_session() {
     session.assert_problem(401, "refresh-token-reused");
     fixture.refresh(&next).await.assert_problem(401, "invalid-refresh-token");
 
-    // Somebody else has got the answer that was lost: using it reveals the theft.
+    // A thief has intercepted the answer that was lost: using its token reveals the theft.
     let person = fixture.person("eve").await;
     let lost = refresh_token(&fixture.refresh(&person.refresh_token).await);
     let received = refresh_token(&fixture.refresh(&person.refresh_token).await);

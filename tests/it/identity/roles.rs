@@ -94,7 +94,7 @@ async fn a_command_grants_and_withdraws_the_role_of_an_admin() {
     assert_eq!(command("ada@example.org", "user").0, Some(0));
     admin.get("me").await.assert_problem(401, "unauthorized");
     for (email, role, text) in [
-        ("nobody@example.org", "admin", "no account has this address"),
+        ("unknown@example.org", "admin", "no account has this address"),
         ("ada", "admin", "it has no @"),
         ("ada@example.org", "root", "must be user or admin"),
     ] {

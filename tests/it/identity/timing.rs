@@ -55,7 +55,7 @@ async fn the_time_of_an_answer_is_the_same_for_an_unknown_address_and_a_wrong_pa
     let person = fixture.person("ada").await;
     let result = measure(
         async || drop(fixture.login(&person.email, "a wrong password").await),
-        async || drop(fixture.login("nobody@example.org", "a wrong password").await),
+        async || drop(fixture.login("unknown@example.org", "a wrong password").await),
     );
     assert_alike("wrong password against unknown address", result.await);
     fixture.app.stop().await;
@@ -78,7 +78,7 @@ async fn the_time_of_an_answer_does_not_reveal_an_account_with_former_hash_param
         let body = json!({"email": email, "password": "a wrong password"});
         cheaper.anonymous().post("/identity/v1/login", body).await.assert_problem(401, "wrong-credentials");
     };
-    let result = measure(async || guess(&person.email).await, async || guess("nobody@example.org").await);
+    let result = measure(async || guess(&person.email).await, async || guess("unknown@example.org").await);
     assert_alike("former parameters against unknown address", result.await);
     cheaper.stop().await;
     fixture.app.stop().await;

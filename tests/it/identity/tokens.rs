@@ -51,7 +51,7 @@ async fn a_forged_token_is_refused_by_identity_and_by_events() {
         changed[name] = value;
         changed
     };
-    // Signed with the key of the installation, as nobody else can: only what is changed is wrong.
+    // Signed with the key of the installation, as only a server can: only the changed part is wrong.
     let period = now.timestamp().div_euclid(30 * 24 * 3600);
     let signing_key = SigningKey::from_bytes(&key.derive(&format!("jwt signing {period}")));
     let resign = |header: &Value, claims: &Value| {

@@ -60,9 +60,9 @@ async fn a_user_reads_and_archives_notifications_of_one_inbox_only() {
 
     stranger.send(Method::POST, "/notify/v1/inbox/2/read", None).await.assert_problem(404, "notification-not-found");
     stranger.get("/notify/v1/inbox/2").await.assert_problem(404, "notification-not-found");
-    let nobody = app.user(Uuid::now_v7(), None);
-    assert_eq!(nobody.get("/notify/v1/inbox/unread-count").await.json(), json!({"unread_count": 0, "last_seq": 0}));
-    assert_eq!(nobody.post("/notify/v1/inbox/read", json!({"up_to": 9})).await.status, 200);
+    let newcomer = app.user(Uuid::now_v7(), None);
+    assert_eq!(newcomer.get("/notify/v1/inbox/unread-count").await.json(), json!({"unread_count": 0, "last_seq": 0}));
+    assert_eq!(newcomer.post("/notify/v1/inbox/read", json!({"up_to": 9})).await.status, 200);
     app.admin().get("/notify/v1/inbox").await.assert_problem(403, "forbidden");
     app.anonymous().get("/notify/v1/inbox/events").await.assert_problem(401, "unauthorized");
     app.stop().await;

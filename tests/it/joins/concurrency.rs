@@ -194,7 +194,7 @@ async fn random_concurrent_actions_violate_no_invariant() {
     }
     let lowered = updated.each_ref().map(|event| event.event_id);
     check_invariants(fixture.db(), &lowered[..3]).await;
-    // Nobody is waitlisted while a seat is free.
+    // No user is waitlisted while a seat is free.
     let query = "select count(*) from pillarbox_joins.event_capacity
                  where waitlist_count > 0 and (capacity = 0 or active_count < capacity)";
     assert_eq!(sqlx::query_scalar::<_, i64>(query).fetch_one(fixture.db()).await.unwrap(), 0, "seed {seed}");

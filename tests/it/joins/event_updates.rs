@@ -56,7 +56,7 @@ async fn event_updates_apply_once_and_older_ones_are_ignored() {
 }
 
 #[tokio::test]
-async fn more_seats_promote_users_and_fewer_seats_remove_nobody() {
+async fn more_seats_promote_users_and_fewer_seats_remove_no_user() {
     let fixture = Fixture::start(2).await;
     let event = fixture.create_event(2).await;
     let users = fixture.join_users(&event, 6).await;
@@ -70,7 +70,7 @@ async fn more_seats_promote_users_and_fewer_seats_remove_nobody() {
     fixture.cancel(&event, users[0]).await;
     assert_eq!(fixture.counts(&event).await, (3, 2), "there is no free seat");
     assert_eq!(fixture.join(&event, Uuid::now_v7()).await.json()["position"], 3);
-    // While the event is not published, nobody is promoted and nobody is removed.
+    // While the event is not published, no user is promoted or removed.
     let draft = next_version(&fewer, |event| (event.status, event.capacity) = (EventStatus::Draft, 4));
     fixture.post_update(&draft).await;
     fixture.wait_until_known(&draft).await;
@@ -205,7 +205,7 @@ async fn waitlisted_registrations_expire_when_the_event_ends() {
         .collect();
     assert_eq!(expired_users, users[2..]);
     assert_eq!(expired_count(&fixture, &large).await, 1_290);
-    // A seat that becomes free after the end is given to nobody.
+    // A seat that becomes free after the end is not given to another user.
     fixture.cancel(&event, users[0]).await;
     assert_eq!(fixture.counts(&event).await, (1, 0));
     fixture.stop().await;

@@ -134,7 +134,7 @@ async fn stats_show_the_counts_with_their_version() {
     let expected = json!({"event_id": event.event_id, "status": "published", "capacity": 2, "active_count": 2,
         "waitlist_count": 1, "seats_left": 0, "joined_in_all": 4, "version": 5});
     assert_eq!(stats.json(), expected);
-    // An update of the event changes the ETag, even if it promotes nobody.
+    // An update of the event changes the ETag, even if it promotes no user.
     let known = fixture.organizer().with_header("if-none-match", stats.header("etag"));
     let fewer = next_version(&event, |event| event.capacity = 1);
     fixture.post_update(&fewer).await;
@@ -154,7 +154,7 @@ async fn stats_show_the_counts_with_their_version() {
 }
 
 #[tokio::test]
-async fn paging_through_a_list_misses_nobody_while_users_join_and_cancel() {
+async fn paging_through_a_list_misses_no_user_while_others_join_and_cancel() {
     let fixture = Fixture::start(2).await;
     let event = fixture.create_event(20).await;
     let users = fixture.join_users(&event, 50).await;
@@ -168,8 +168,8 @@ async fn paging_through_a_list_misses_nobody_while_users_join_and_cancel() {
         fixture.join_users(&event, 1).await;
     })
     .await;
-    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "nobody is listed twice");
-    assert!(users[..20].iter().all(|user| seen.contains(user)), "nobody is missing");
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "no user is listed twice");
+    assert!(users[..20].iter().all(|user| seen.contains(user)), "no user is missing");
     // With each page, the first on the waitlist is promoted, one of the last cancels, and one joins.
     let waiting = walk_list(&organizer, &path("waitlist"), 100, async |_| {}).await;
     let inside = walk_list(&organizer, &path("participants"), 100, async |_| {}).await;
@@ -183,10 +183,10 @@ async fn paging_through_a_list_misses_nobody_while_users_join_and_cancel() {
     })
     .await;
     assert!(canceled > 3, "{canceled} pages");
-    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "nobody is listed twice");
+    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), seen.len(), "no user is listed twice");
     let (stayed, joined) = seen.split_at(waiting.len() - canceled);
-    assert_eq!(stayed, &waiting[..waiting.len() - canceled], "nobody is missing, and the order is the same");
-    assert_eq!(joined.len(), canceled, "users who joined meanwhile are at the end");
+    assert_eq!(stayed, &waiting[..waiting.len() - canceled], "no user is missing, and the order is the same");
+    assert_eq!(joined.len(), canceled, "users who joined during the walk are at the end");
     let cursor = organizer.get(&format!("{}?limit=1", path("waitlist"))).await.json()["next_cursor"].clone();
     let misused = format!("{}?cursor={}", path("participants"), cursor.as_str().unwrap());
     organizer.get(&misused).await.assert_problem(400, "malformed-query");
@@ -217,7 +217,7 @@ async fn a_user_lists_their_registrations_newest_first() {
     assert_eq!(listed("").await, newest);
     assert_eq!(listed("?status=waitlisted").await, newest[4..]);
     assert_eq!(listed("?status=active").await, newest[1..4]);
-    client.get("/join/v1/me/joins?status=nobody").await.assert_problem(400, "malformed-query");
+    client.get("/join/v1/me/joins?status=unknown").await.assert_problem(400, "malformed-query");
     let first = client.get("/join/v1/me/joins?limit=2").await.json();
     let cursor = first["next_cursor"].as_str().unwrap().to_owned();
     assert_eq!(listed(&format!("?limit=2&cursor={cursor}")).await, newest[2..4]);

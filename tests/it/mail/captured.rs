@@ -15,7 +15,7 @@ use super::fixture::{
 use crate::support::{DEADLINE, caller, collect_pages, text};
 
 #[tokio::test]
-async fn operators_read_captured_mails_and_nobody_else_does() {
+async fn only_operators_read_captured_mails() {
     let database = TestDatabase::new(&migrations()).await;
     let app = TestApp::start(&database).await;
     for address in ["ada@example.org", "bob@example.org", "Ada@Example.org"] {

@@ -80,6 +80,6 @@ async fn an_invalid_template_or_certificate_stops_the_start_and_is_named() {
     let text =
         refused(&[("PILLARBOX_SMTP_URL", "smtps://127.0.0.1"), ("PILLARBOX_MAIL__CA_FILE", file.to_str().unwrap())]);
     assert!(text.contains("mail.ca_file"), "{text}");
-    let text = refused(&[("PILLARBOX_MAIL__FROM", "nobody")]);
+    let text = refused(&[("PILLARBOX_MAIL__FROM", "no-at-sign")]);
     assert!(text.contains("mail.from") && text.contains("no-reply@example.org"), "{text}");
 }

@@ -12,7 +12,7 @@ use testkit::{TestApp, TestDatabase};
 use super::fixture::{SmtpServer, request, send_to, statuses, verification, wait_for_status};
 use super::outages::wait_for_report;
 
-/// Creates a certificate for 127.0.0.1 that nobody has signed, and its key.
+/// Creates a certificate for 127.0.0.1 that no authority has signed, and its key.
 fn create_certificate(folder: &Path) -> (String, String) {
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (certificate, key) = (path("certificate.pem"), path("key.pem"));

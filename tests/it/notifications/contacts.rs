@@ -1,4 +1,4 @@
-//! The notify service knows the verified address of every account, and nobody else sees it.
+//! The notify service knows the verified address of every account and shows it to no caller.
 
 use hyper::Method;
 use serde_json::json;
@@ -18,7 +18,7 @@ async fn contact(fixture: &Fixture, user: Uuid) -> Option<Contact> {
 }
 
 #[tokio::test]
-async fn a_verified_account_has_a_contact_and_its_address_is_shown_to_nobody() {
+async fn a_verified_account_has_a_contact_and_its_address_is_shown_to_no_caller() {
     let fixture = Fixture::start().await;
     assert_eq!(fixture.register("not-verified@example.org", crate::identity::fixture::PASSWORD).await.status, 202);
     let ada = fixture.person("ada").await;

@@ -53,7 +53,7 @@ async fn users_are_notified_once_of_seats_moderation_another_city_and_a_cancella
     }
     assert_eq!(moderate(&owner, id, "ban", kick).await.status, 200);
 
-    // Another title is no news; another place is.
+    // Users are not notified of another title, but of another city.
     assert_eq!(patch_event(&owner, &event, json!({"title": "Rust evening"})).await.status, 200);
     assert_eq!(patch_event(&owner, &event, json!({"city": "Bern"})).await.status, 200);
     wait_for_inbox(db, user[2], &["join.confirmed", "event.updated"]).await;
@@ -67,8 +67,8 @@ async fn users_are_notified_once_of_seats_moderation_another_city_and_a_cancella
     for user in &user[3..] {
         wait_for_inbox(db, *user, &promoted).await;
     }
-    // Everything that was posted is processed, and nobody heard of more.
-    // Counts, which are posted from time to time, concern nobody.
+    // Everything that was posted is processed, and led to no other notification.
+    // Counts, which are posted from time to time, concern no user.
     let posted =
         "select count(*) from pillarbox.log where source = 'joins' and topic not in ('join.counted', 'join.recounted')";
     wait_until_processed(db, "notify.people", count(db, posted).await).await;
@@ -127,7 +127,7 @@ async fn a_registration_waits_for_its_event_and_an_expiry_for_its_explanation() 
 }
 
 #[tokio::test]
-async fn many_participants_are_notified_in_steps_and_nobody_of_the_past() {
+async fn many_participants_are_notified_in_steps_but_not_of_past_registrations() {
     let database = TestDatabase::new(&migrations()).await;
     let (db, early) = (database.pool(), Uuid::now_v7());
     let event = new_event(Uuid::now_v7(), 0);
@@ -164,7 +164,7 @@ async fn many_participants_are_notified_in_steps_and_nobody_of_the_past() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_no_registration_is_a_dead_letter_without_its_content() {
+async fn a_message_that_is_not_a_registration_is_a_dead_letter_without_its_content() {
     let database = TestDatabase::new(&migrations()).await;
     let db = database.pool();
     let app = TestApp::start(&database).await;
@@ -200,7 +200,7 @@ async fn a_text_that_waits_in_vain_names_no_event_and_its_user_is_a_participant(
     sqlx::query(later).execute(db).await.unwrap();
     wait_for_inbox(db, user[0], &["join.waitlisted", "join.promoted"]).await;
     assert_eq!(last_payload(db, user[0]).await, json!({"event_id": event.event_id}));
-    // The next message about the event ends the wait of others, and whoever took part before hears of changes.
+    // The next message about the event ends the wait of others, and earlier participants are notified of changes.
     post_registration(db, "join.confirmed", &event, user[1]).await;
     wait_until_processed(db, "notify.people", 3).await;
     post_event_update(db, &event).await;
@@ -231,7 +231,7 @@ async fn late_messages_deleted_users_and_the_past_make_no_notified_participant()
     ] {
         post_payload(db, topic, &event, versioned(&event, user, version).to_string()).await;
     }
-    // It happened long before it arrived, over a queue that nobody has read.
+    // It happened long before it arrived, over a queue that no process has read.
     let mut past = versioned(&event, user[3], 8);
     past["occurred_at"] = json!(event.occurred_at - TimeDelta::days(30));
     post_payload(db, "join.confirmed", &event, past.to_string()).await;
@@ -245,7 +245,7 @@ async fn late_messages_deleted_users_and_the_past_make_no_notified_participant()
     assert_eq!(statuses, expected.map(|(user, status)| (user, status.to_owned())));
     // The text waits until the event is known, which is the work of another consumer.
     eventually("a text is written", DEADLINE, async || !inbox(db, user[2]).await.is_empty()).await;
-    assert_eq!(inbox(db, user[3]).await, [""; 0], "nobody hears of the past");
+    assert_eq!(inbox(db, user[3]).await, [""; 0], "past registrations are not announced");
     let at = "select bool_and(at = $1) from pillarbox_notify.business_event";
     assert!(sqlx::query_scalar::<_, bool>(at).bind(event.occurred_at).fetch_one(db).await.unwrap(), "when it happened");
     app.stop().await;

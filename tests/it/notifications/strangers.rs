@@ -1,4 +1,4 @@
-//! What an organizer can send to people: nothing to those who never joined, changes together, and not more than the limits.
+//! Notifications that an organizer can cause: none for strangers, one for several changes, and limited e-mails.
 
 use chrono::TimeDelta;
 use contracts::events::EventStatus;
@@ -48,7 +48,7 @@ async fn a_ban_reaches_only_users_whose_registration_it_ends() {
     let to_stranger = "select count(*) from pillarbox_notify.notification where user_id = $1";
     assert_eq!(sqlx::query_scalar::<_, i64>(to_stranger).bind(stranger).fetch_one(db).await.unwrap(), 0);
     let known = "select count(*) from pillarbox_notify.participant";
-    assert_eq!(count(db, known).await, 2, "a stranger is no participant");
+    assert_eq!(count(db, known).await, 2, "a stranger is not a participant");
     app.stop().await;
 }
 
@@ -124,7 +124,7 @@ async fn changes_of_an_event_are_announced_together_with_the_latest_state_and_a_
     let last = updates(db).await.pop().unwrap();
     assert_eq!((&last["city"], &last["previous"]["city"]), (&json!("Chur"), &json!("City 99")), "{last}");
 
-    // A change that is undone, and one of an event that is canceled, are no news.
+    // A change that is undone and a change of an event that is canceled are not announced.
     for city in ["Bern", "Chur"] {
         event = next_version(&event, |event| event.city = city.to_owned());
         post_event_update(db, &event).await;
@@ -142,7 +142,7 @@ async fn changes_of_an_event_are_announced_together_with_the_latest_state_and_a_
 }
 
 #[tokio::test]
-async fn an_undone_change_is_announced_if_somebody_has_joined_before_it_was_undone() {
+async fn an_undone_change_is_announced_if_a_user_joined_before_it_was_undone() {
     let database = TestDatabase::new(&migrations()).await;
     let (db, user) = (database.pool(), users(2));
     let app = TestApp::start_with(&database, |settings| {

@@ -126,7 +126,7 @@ async fn cursors_are_listed_reset_and_dropped() {
     assert!(cli.ok("cursors reset effects --yes").await.contains("4 messages of the log are skipped"));
     assert!(cli.refused("cursors reset effects --from lately").await.contains("2h"));
     assert!(cli.refused("cursors reset effects --from 2999-01-01T00:00:00Z").await.contains("past"));
-    assert!(cli.refused("cursors reset nobody").await.contains("no consumer"));
+    assert!(cli.refused("cursors reset missing").await.contains("no consumer"));
     assert_eq!(cli.ok("parked list").await, "Nothing is parked.\n");
     assert_eq!(cli.ok("cursors drop effects").await, "effects is dropped.\n");
     assert!(cli.refused("cursors drop effects").await.contains("no consumer"));
@@ -198,7 +198,7 @@ async fn dead_letters_are_listed_shown_retried_and_discarded() {
         cli.refused(wrong).await;
     }
     assert!(cli.refused("dead-letters discard --all").await.contains("--yes"));
-    assert!(cli.ok("dead-letters retry --consumer nobody --from 1h").await.contains("0 dead letters"));
+    assert!(cli.ok("dead-letters retry --consumer missing --from 1h").await.contains("0 dead letters"));
     assert!(cli.ok("dead-letters retry --consumer effects --topic test --from 1h").await.contains("2 dead letters"));
     wait_for_effects(db, 11).await;
     assert!(cli.ok("dead-letters retry --all").await.contains("0 dead letters"));
@@ -235,7 +235,7 @@ async fn the_replay_command_waits_for_the_end() {
     assert!(
         cli.refused("replay --consumer effects --from 1h --to 2h").await.contains("--to must be a time after --from")
     );
-    assert!(cli.refused("replay --consumer nobody --from 1h").await.contains("no consumer"));
+    assert!(cli.refused("replay --consumer missing --from 1h").await.contains("no consumer"));
     assert!(cli.refused("replay --consumer effects").await.contains("--from"));
     app.stop().await;
 }
@@ -298,7 +298,7 @@ async fn a_command_refuses_a_server_and_a_database_of_two_installations() {
         );
         cli.ok(command).await;
     }
-    // What needs one of them alone does not ask the other.
+    // A command that needs only one of them does not ask the other.
     let unreachable = Cli { url: "postgres://127.0.0.1:1/x".to_owned(), ..Cli::with_server(&database, &app) };
     let (code, _, note) = unreachable.run("cursors").await;
     assert!(code == Some(0) && note.contains("is not compared with the server"), "{note}");

@@ -173,7 +173,7 @@ async fn a_message_shows_its_consumers_and_a_parked_one_is_retried() {
     assert_eq!(places.len(), 3);
     assert_eq!((&parked[0]["last_error"], &parked[0]["attempts"]), (&json!("negative"), &json!(1)));
     assert!(parked[1]["next_at"].is_null() && parked[0]["next_at"].is_string());
-    assert!(items(&admin, "/admin/v1/parked?consumer=nobody").await.is_empty());
+    assert!(items(&admin, "/admin/v1/parked?consumer=missing").await.is_empty());
     let event_id = parked[0]["message"]["event_id"].as_str().unwrap();
     let shown = admin.get(&format!("/admin/v1/log/{event_id}")).await.json();
     assert_eq!(
@@ -236,7 +236,7 @@ async fn dead_letters_are_listed_retried_and_discarded() {
     assert_eq!(ids.len(), 5);
     assert!(ids.is_sorted());
     for (filter, expected) in [
-        ("consumer=nobody", 0),
+        ("consumer=missing", 0),
         ("topic=test", 5),
         ("topic=tes", 0),
         ("tenant=acme", 0),
@@ -267,7 +267,7 @@ async fn dead_letters_are_listed_retried_and_discarded() {
     refused.assert_problem(422, "validation-failed");
     assert_eq!(refused.json()["errors"][0]["pointer"], "/from");
     bulk("discard", json!({"colour": "red"})).await.assert_problem(422, "validation-failed");
-    assert_eq!(bulk("retry", json!({"consumer": "nobody"})).await.json(), json!({"count": 0, "more": false}));
+    assert_eq!(bulk("retry", json!({"consumer": "missing"})).await.json(), json!({"count": 0, "more": false}));
     assert_eq!(bulk("retry", json!({"consumer": "effects"})).await.json(), json!({"count": 3, "more": false}));
     wait_for_effects(db, 14).await;
     consumer.process.stop().await;
@@ -352,9 +352,9 @@ async fn a_consumer_is_reset_replayed_and_dropped() {
     assert_eq!(listed.len(), 1);
     assert_eq!((&listed[0]["shards_done"], &listed[0]["shards"]), (&json!(16), &json!(16)));
     assert_eq!((&listed[0]["id"], &listed[0]["again"]), (&made.json()["id"], &json!(true)));
-    assert!(items(&admin, "/admin/v1/replays?consumer=nobody").await.is_empty());
-    let nobody = json!({"consumer": "nobody", "from": hour_ago});
-    admin.post(replays, nobody).await.assert_problem(404, "consumer-not-found");
+    assert!(items(&admin, "/admin/v1/replays?consumer=missing").await.is_empty());
+    let unknown = json!({"consumer": "missing", "from": hour_ago});
+    admin.post(replays, unknown).await.assert_problem(404, "consumer-not-found");
     let backwards = admin.post(replays, json!({"consumer": "effects", "from": Utc::now(), "to": hour_ago})).await;
     backwards.assert_problem(422, "validation-failed");
     assert_eq!(backwards.json()["errors"][0]["pointer"], "/to");
@@ -370,7 +370,7 @@ async fn a_consumer_is_reset_replayed_and_dropped() {
     future.assert_problem(422, "validation-failed");
     assert_eq!(future.json()["errors"][0]["pointer"], "/from");
     admin.post(reset, json!({"until": hour_ago})).await.assert_problem(422, "validation-failed");
-    admin.post("/admin/v1/consumers/nobody/reset", json!({})).await.assert_problem(404, "consumer-not-found");
+    admin.post("/admin/v1/consumers/missing/reset", json!({})).await.assert_problem(404, "consumer-not-found");
     eventually("the consumer works again", TIMEOUT, async || {
         items(&admin, "/admin/v1/consumers").await[0]["workers"] == json!([{"name": "test", "shards": 16}])
     })

@@ -1,4 +1,4 @@
-//! Who sees which projects, and the list of an owner.
+//! The projects that each caller sees, and the list of an owner.
 
 use serde_json::{Value, json};
 use server::migrations;
@@ -11,7 +11,7 @@ use crate::progress::fixture::{
 use crate::support::{caller, collect_pages, text};
 
 #[tokio::test]
-async fn the_project_of_somebody_else_does_not_exist_for_a_caller() {
+async fn a_project_of_another_owner_does_not_exist_for_a_caller() {
     let (database, redis) = (TestDatabase::new(&migrations()).await, TestRedis::new());
     let app = TestApp::start_with(&database, configure(Backend::Redis, &redis)).await;
     let user = app.user(Uuid::now_v7(), None);

@@ -1,4 +1,5 @@
-//! Final counts whose row is not final: they are archived by whoever finds them, and never deleted before.
+//! Final counts whose row is not final: the request or the check that finds them archives them, and they are never
+//! deleted before.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use redis::AsyncCommands;
@@ -96,7 +97,7 @@ async fn final_counts_in_postgres_are_archived_however_old_they_are() {
     ] {
         sqlx::query(age).execute(db).await.unwrap();
     }
-    // Until retention has deleted what it deletes, nothing can be archived.
+    // Nothing can be archived until retention has deleted the expired counts.
     sqlx::raw_sql(REFUSE).execute(db).await.unwrap();
     let app = TestApp::start_with(database, configure(Backend::Postgres, redis)).await;
     eventually("the expired counts are deleted", DEADLINE, async || {

@@ -64,7 +64,7 @@ async fn a_total_that_is_raised_at_the_last_item_is_accepted_or_refused_but_neve
     for backend in BOTH {
         let fixture = Fixture::start(backend).await;
         let client = &fixture.client;
-        // Both outcomes are checked, whoever wins the races after that.
+        // The first two rounds check both outcomes; the others race.
         for round in 0..12 {
             let id = create_with(client, 2).await;
             mark_numbers(client, &id, 1).await;
@@ -94,7 +94,7 @@ async fn a_total_that_is_raised_at_the_last_item_is_accepted_or_refused_but_neve
 }
 
 #[tokio::test]
-async fn a_failed_project_never_completes_and_nobody_sets_done() {
+async fn a_failed_project_never_completes_and_no_caller_sets_done() {
     for backend in BOTH {
         let fixture = Fixture::start(backend).await;
         let client = &fixture.client;

@@ -85,7 +85,7 @@ async fn a_project_whose_server_was_killed_between_its_counts_and_its_message_co
         let mut replica = start(&database, backend, &redis);
         let client = replica.admin().await;
         let id = create_with(&client, 1).await;
-        // Nobody can commit a completion before this transaction ends.
+        // No process can commit a completion before this transaction ends.
         let mut blocks = db.begin().await.unwrap();
         let lock = "lock table pillarbox_progress.completed in access exclusive mode";
         sqlx::query(lock).execute(&mut *blocks).await.unwrap();

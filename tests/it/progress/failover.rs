@@ -1,4 +1,4 @@
-//! Failovers of Redis: a replica never makes counts lost, and a server that was one meanwhile has lost them.
+//! Failovers of Redis: a replica never loses counts, and a primary that was a replica for a time has lost them.
 
 use redis::AsyncCommands;
 use runtime::secret::Secret;
@@ -25,7 +25,7 @@ async fn replicate(replica: &PrivateRedis, primary: &PrivateRedis) {
 }
 
 #[tokio::test]
-async fn a_replica_has_lost_nothing_and_a_server_that_was_one_meanwhile_has_lost_the_counts() {
+async fn a_replica_has_lost_nothing_and_a_primary_that_was_a_replica_has_lost_the_counts() {
     let database = TestDatabase::new(&migrations()).await;
     let (server, other) = (PrivateRedis::start(&OPTIONS).await, PrivateRedis::start(&OPTIONS).await);
     server.command("HSET smap:proj:known done 1").await;
@@ -37,7 +37,7 @@ async fn a_replica_has_lost_nothing_and_a_server_that_was_one_meanwhile_has_lost
     let id = create_with(&client, 5).await;
     mark(&client, &id, &["item-0"]).await;
     eventually("the replica follows", DEADLINE, async || done(&other, &id).await == Some(1)).await;
-    // The network is divided: the replica is promoted, and lacks what is confirmed after that.
+    // The network is divided: the replica is promoted, and lacks the marks that are confirmed after that.
     other.command("REPLICAOF NO ONE").await;
     assert_eq!(counts(&mark_numbers(&client, &id, 4).await), ("PROCESSING".to_owned(), 5, 4, 0));
     let unknown = create_with(&client, 5).await;

@@ -55,7 +55,7 @@ async fn both_consumers_have_one_effect(here: &TestDatabase, there: &TestDatabas
     match over_the_broker {
         false => {
             amqp.exchange("smap.events", ExchangeKind::Topic).await;
-            amqp.queue("somebody", "smap.events", "email.#").await;
+            amqp.queue("others", "smap.events", "email.#").await;
             process.runtime.subscribe(&relay::bus::with_intake_sources(&settings, subscription));
         }
         true => {
@@ -91,7 +91,7 @@ async fn both_consumers_have_one_effect(here: &TestDatabase, there: &TestDatabas
     let recorded: BTreeSet<Uuid> = recorded_emails(db).await.into_iter().collect();
     assert_eq!(recorded.len(), 21, "no e-mail twice");
     assert!(posted.is_subset(&recorded), "both copies have the id of the event");
-    eventually("the copies are blanked, too", TIMEOUT, async || {
+    eventually("the copies are also blanked", TIMEOUT, async || {
         blank(here.pool()).await;
         blank(db).await;
         occurrences(there, "s3cret-both").await + occurrences(here, "s3cret-both").await == 0

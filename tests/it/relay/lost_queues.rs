@@ -17,7 +17,7 @@ use crate::relay::broker_client::BrokerClient;
 use crate::relay::support::{TIMEOUT, installation_key, relay_to};
 
 const QUEUE: &str = "pillarbox.joins.events";
-/// What the service and the relay report.
+/// The reports of the service and of the relay.
 const DECLARED_AGAIN: &str =
     "the queue of a service was deleted and is declared again; the relays publish again what it has lost";
 const PUBLISHED_AGAIN: &str = "the queue has lost messages, or was not bound for them; they were published to it again";
@@ -52,7 +52,7 @@ impl Site {
         let relay = TestApp::start_with(&publishing, relay_to(&vhost)).await;
         let service = start_service(&vhost, &receiving, service).await;
         amqp.wait_for_consumer_queue(consumer).await;
-        // Somebody else takes every message, so none is unroutable.
+        // Another queue receives every message, so none is unroutable.
         amqp.queue("others", "pillarbox.events", "#").await;
         let query = "select exists (select from pillarbox.position where consumer = $1)";
         eventually("the relay checks the queue", TIMEOUT, async || {

@@ -62,13 +62,13 @@ async fn every_route_that_is_not_public_needs_credentials() {
             assert_eq!(operation["security"], json!([{}, {"bearer": []}]), "{path}");
             let send = async |client: Client| client.send(method.clone(), &filled(&path), None).await;
             assert_ne!(send(app.anonymous()).await.status, 401, "{path}");
-            let refused = send(app.anonymous().bearer("pbx_a_key_that_nobody_made")).await;
+            let refused = send(app.anonymous().bearer("pbx_a_key_that_is_not_known")).await;
             refused.assert_problem(401, "unauthorized");
             continue;
         }
         assert_eq!(operation["security"], json!([{"bearer": []}]), "{method} {path} is neither public nor secured");
         for client in
-            [app.anonymous(), app.anonymous().bearer("pbx_a_key_that_nobody_made"), app.anonymous().bearer("a.b.c")]
+            [app.anonymous(), app.anonymous().bearer("pbx_a_key_that_is_not_known"), app.anonymous().bearer("a.b.c")]
         {
             let answer = client.send(method.clone(), &filled(&path), None).await;
             answer.assert_problem(401, "unauthorized");
@@ -106,7 +106,7 @@ async fn the_openapi_description_is_complete() {
         let errors: Vec<_> = responses.keys().filter(|status| status.starts_with(['4', '5'])).collect();
         assert!(errors.iter().any(|status| *status == "500"), "{what}");
         for status in errors {
-            // The readiness report has a format of its own; it is not a problem document.
+            // The readiness report has a different format; it is not a problem document.
             let is_report = path == "/readyz" && status == "503";
             assert!(is_report || is_problem(status), "{what} {status}");
         }
@@ -131,7 +131,7 @@ async fn the_openapi_description_is_complete() {
     app.stop().await;
 }
 
-/// What generators of clients stumble over, and what a reader needs before the first request.
+/// Generators need specific names and no defaults in requests, and readers need an introduction.
 #[tokio::test]
 async fn the_openapi_description_suits_generators_and_readers() {
     let database = TestDatabase::new(&migrations()).await;
@@ -142,7 +142,7 @@ async fn the_openapi_description_suits_generators_and_readers() {
     for word in ["Authorization: Bearer", "next_cursor", "Idempotency-Key"] {
         assert!(introduction.contains(word), "{word}: {introduction}");
     }
-    // A name that says nothing, or that another concept has too, is the name of a class in a client.
+    // Each name becomes a class in a client, so it must be specific to one concept.
     let schemas = description["components"]["schemas"].as_object().unwrap();
     for name in ["Event", "Chosen", "Kind", "State", "Alive"] {
         assert!(!schemas.contains_key(name), "{name}");

@@ -15,9 +15,9 @@ const MIB: u64 = 1024 * 1024;
 /// The limit of this test. Half of it is the share of one caller.
 const BODY_BYTES_TOTAL_MAX: u64 = 8 * MIB;
 const UPLOADS: usize = 150;
-/// A server that reads a body sends no response meanwhile.
+/// The server sends no response while it reads a body.
 const NO_RESPONSE_WITHIN: Duration = Duration::from_secs(2);
-/// What each upload sends before it stops. All together exceed the limit many times.
+/// The bytes that each upload sends before it stops. All together exceed the limit many times.
 const SENT_BYTES: usize = 900_000;
 
 /// The credential of a new producer.

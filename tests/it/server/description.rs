@@ -46,7 +46,7 @@ async fn the_api_and_its_description_agree_for_every_caller() {
         run("a user", app.user(Uuid::now_v7(), None), USER_PATHS, all, test_size(5, 300)),
         // Without the routes that end the session of the caller.
         run("a member", member.client, r"^/(identity/v1/(?!logout|sessions)|\.well-known)", all, test_size(5, 300)),
-        run("nobody", app.anonymous(), "^/", random, test_size(2, 100)),
+        run("an anonymous caller", app.anonymous(), "^/", random, test_size(2, 100)),
     ];
     let seed = std::env::var("PBX_SEED").unwrap_or_else(|_| SEED.to_owned());
     let outputs = join_all(runs.iter().map(|run| schemathesis(run, &seed))).await;

@@ -105,7 +105,7 @@ async fn the_same_key_for_another_request_is_refused() {
 
 /// Requests in a batch do not lock their keys, so one of them may use a key while another request runs.
 #[tokio::test]
-async fn a_key_that_another_request_used_meanwhile_is_refused() {
+async fn a_key_that_a_concurrent_request_has_used_is_refused() {
     let database = database_with_effects().await;
     let (pause, slow) = Pause::new();
     let slow = act_slowly(database.pool(), &IDENTITY, None, slow);

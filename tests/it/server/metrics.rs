@@ -18,10 +18,10 @@ use crate::server::process::{ADMIN_KEY, DataFolder};
 
 /// A sample of each metric of the runbook, and the least value that it has after [`cause_everything`].
 const SAMPLES: &[(&str, f64)] = &[
-    ("pillarbox_consumer_lag_seconds{consumer=\"nobody\"}", 3_600.0),
-    ("pillarbox_consumer_lag_messages{consumer=\"nobody\"}", 2.0),
-    ("pillarbox_consumer_parked{consumer=\"nobody\"}", 1.0),
-    ("pillarbox_consumer_dead_letters{consumer=\"nobody\"}", 1.0),
+    ("pillarbox_consumer_lag_seconds{consumer=\"stopped\"}", 3_600.0),
+    ("pillarbox_consumer_lag_messages{consumer=\"stopped\"}", 2.0),
+    ("pillarbox_consumer_parked{consumer=\"stopped\"}", 1.0),
+    ("pillarbox_consumer_dead_letters{consumer=\"stopped\"}", 1.0),
     ("pillarbox_consumer_lapsed{consumer=\"lapsed\"}", 1.0),
     ("pillarbox_lag_measured_timestamp_seconds", 1.0),
     ("pillarbox_clock_ahead_seconds", -60.0),
@@ -198,13 +198,13 @@ async fn cause_everything(admin: &Client, db: &PgPool, amqp: &BrokerClient) {
          select 0, gen_random_uuid(), 'old', 'main', 'test.old', '1', now() - interval '2 hours' from generate_series(1, 2);
          select pillarbox.post('test.bound', '1'::json), pillarbox.post('test.without_queue', '1'::json);
          insert into pillarbox.cursor (consumer, kind, included, lapsed_at)
-         values ('nobody', 'handler', '^old ', null), ('lapsed', 'handler', '^old ', now());
+         values ('stopped', 'handler', '^old ', null), ('lapsed', 'handler', '^old ', now());
          insert into pillarbox.parked (consumer, shard, run, attempts, log_id, message_id, source, tenant, topic, headers,
                                        payload, at)
-         select 'nobody', 0, 0, 1, 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now();
+         select 'stopped', 0, 0, 1, 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now();
          insert into pillarbox.dead_letter (consumer, shard, run, attempts, last_error, log_id, message_id, source, tenant,
                                             topic, headers, payload, at)
-         select 'nobody', 0, 0, 1, 'x', 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now()",
+         select 'stopped', 0, 0, 1, 'x', 1, gen_random_uuid(), 'old', 'main', 'test.old', '{}', '1', now()",
     )
     .execute(db)
     .await

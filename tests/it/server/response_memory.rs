@@ -19,8 +19,8 @@ use crate::support::caller;
 const MIB: u64 = 1024 * 1024;
 /// The limit of these tests. Half of it is the share of one caller.
 const RESPONSE_BYTES_TOTAL_MAX: u64 = 8 * MIB;
-/// What a process may have more than before: the budget, buffers of connections, and what the database and the handlers need to make
-/// the responses.
+/// How much more memory a process may allocate than before: the budget, the buffers of connections, and the memory
+/// that the database and the handlers need to create the responses.
 const GROWTH_MAX: u64 = 60 * MIB;
 const SLOW_READERS: usize = 150;
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -111,7 +111,7 @@ async fn readers_that_do_not_read_large_pages_use_bounded_memory_and_other_users
 }
 
 #[tokio::test]
-async fn streams_that_nobody_reads_use_bounded_memory() {
+async fn streams_that_no_client_reads_use_bounded_memory() {
     let (database, folder) = (TestDatabase::new(&migrations()).await, DataFolder::new());
     let process = start(&folder, &database);
     let (mut users, mut open) = (Vec::new(), Vec::new());

@@ -66,7 +66,7 @@ fn requests(method: &str, path: &str, credential: Option<&str>) -> Vec<(&'static
         ("bytes that are not UTF-8", request(json, 2, b"\xff\xfe")),
         ("no body", request(json, 0, b"")),
         ("another content type", request("text/plain", 2, b"{}")),
-        // The rest never arrives: whoever waits for it responds too late.
+        // The rest never arrives: a server that waits for it responds too late.
         ("a body of 1 GB announced", request(json, 1_000_000_000, b"{")),
         ("a body that does not arrive", request(json, 100_000, b"{")),
     ]
@@ -96,7 +96,7 @@ async fn a_caller_without_permission_is_refused_whatever_the_body() {
         }
         routes += 1;
         let refused = match path.as_str() {
-            // Everybody with a credential may create a project; that of somebody else does not exist for a caller.
+            // Any caller with a credential may create a project; that of another owner does not exist for a caller.
             "/progress/v1/projects" => None,
             path if path.starts_with("/progress/v1/") => Some((Some(strangers.user.credential()), "404")),
             path => Some((Some(strangers.of(path).credential()), "403")),

@@ -50,7 +50,7 @@ async fn no_secret_reaches_the_log_at_any_level() {
         );
         let token = token.trim();
         assert_eq!(Client::new(&base).bearer(token).get("/admin/v1/keys").await.status, 200);
-        let wrong = "pbx_a_key_that_nobody_ever_made";
+        let wrong = "pbx_a_key_that_was_never_issued";
         Client::new(&base).bearer(wrong).get("/admin/v1/keys").await.assert_problem(401, "unauthorized");
         // Secrets in unexpected places.
         admin.get("/admin/v1/keys?password=hunter2-in-query").await.assert_problem(400, "malformed-query");

@@ -77,8 +77,8 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     let of_acme = admin.with_header("pillarbox-tenant", "acme").get("/hub/v1/events").await.json();
     assert_eq!(of_acme["items"].as_array().unwrap().len(), 1, "{of_acme}");
     assert_eq!(lines(&command(&folder, &["subscribers", "list", "--json", "--tenant", "acme"])), Vec::<Value>::new());
-    let (code, _, error) = run(&["subscribers", "list", "--tenant", "nobody", "--data-dir", folder.text()], &[]);
-    assert!(code == Some(1) && error.contains("nobody"), "{error}");
+    let (code, _, error) = run(&["subscribers", "list", "--tenant", "globex", "--data-dir", folder.text()], &[]);
+    assert!(code == Some(1) && error.contains("globex"), "{error}");
     command(&folder, &["subscribers", "delete", id]);
     let (code, _, error) = run(&["subscribers", "show", id, "--data-dir", folder.text()], &[]);
     assert!(code == Some(1) && error.contains("there is no such subscriber"), "{error}");
@@ -88,7 +88,7 @@ async fn subscribers_are_managed_by_command_with_no_key_but_the_data_folder() {
     let env = [("PILLARBOX_API_KEY", ADMIN_KEY)];
     let remote = ["subscribers", "list", "--json", "--server", admin.base(), "--data-dir", "/nonexistent"];
     assert_eq!(run(&remote, &env), (Some(0), String::new(), String::new()));
-    let (code, _, error) = run(&remote, &[("PILLARBOX_API_KEY", "pbx_a_key_that_nobody_made")]);
+    let (code, _, error) = run(&remote, &[("PILLARBOX_API_KEY", "pbx_a_key_that_is_not_known")]);
     assert!(code == Some(1) && error.contains("401"), "{error}");
     assert!(process.terminate().await.success());
 }
@@ -137,7 +137,7 @@ async fn commands_use_https_and_verify_the_certificate() {
         let (code, out, error) = run(&command, &trusted);
         assert_eq!(code, Some(0), "{out}{error}");
         let (code, _, error) = run(&command, &[key]);
-        assert!(code == Some(1) && error.contains("certificate"), "nobody vouches for it: {error}");
+        assert!(code == Some(1) && error.contains("certificate"), "no authority has signed it: {error}");
     }
     let (code, _, error) = run(&["subscribers", "list", "--server", "ftp://localhost"], &[key]);
     assert!(code == Some(1) && error.contains("https://example.org"), "{error}");

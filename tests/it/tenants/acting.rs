@@ -43,7 +43,7 @@ async fn a_key_of_main_acts_for_a_tenant_on_the_hubs_routes_only() {
         // Not even whether a tenant exists.
         acting_for(stranger, "acne").get("/hub/v1/subscribers").await.assert_problem(403, "forbidden");
     }
-    // An operator who acts for a tenant is no operator, and other routes do not ignore the header.
+    // An operator who acts for a tenant has no rights of an operator, and other routes do not ignore the header.
     let mut refused = 0;
     for (method, path, operation) in operations(&app.anonymous()).await {
         let is_of_hub = path == "/events" || path.starts_with("/hub/v1/");
@@ -85,7 +85,7 @@ async fn every_call_for_a_tenant_is_in_the_audit_trail() {
     assert_eq!(acting.send(Method::POST, &format!("{path}/pause"), None).await.status, 200);
     acting.delete(&format!("/hub/v1/subscribers/{}", Uuid::now_v7())).await.assert_problem(404, "subscriber-not-found");
     assert_eq!(acting_for(&admin, "rival").get("/hub/v1/events").await.status, 200);
-    // Calls without the header, and those that are refused, act for nobody.
+    // Calls without the header, and those that are refused, act for no tenant.
     manager.get("/hub/v1/subscribers").await;
     acting_for(&manager, "rival").get("/hub/v1/subscribers").await.assert_problem(403, "forbidden");
 

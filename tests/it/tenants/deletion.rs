@@ -1,4 +1,4 @@
-//! Deleting a tenant: what goes with it, and when its name is free again.
+//! Deleting a tenant: which rows are deleted with it, and when its name can be reused.
 
 use hyper::Method;
 use serde_json::json;
@@ -42,7 +42,7 @@ async fn count(db: &PgPool, table: &str) -> i64 {
     sqlx::query_scalar(sqlx::AssertSqlSafe(query)).fetch_one(db).await.unwrap()
 }
 
-/// A new table with a tenant has to be in one of the lists above, so that nobody forgets to delete its rows.
+/// A new table with a tenant has to be in one of the lists above, so that its author decides about its rows.
 #[tokio::test]
 async fn every_table_with_a_tenant_is_emptied_or_retained_for_a_reason() {
     let Fixture { database, app, .. } = Fixture::start().await;

@@ -15,7 +15,7 @@ use crate::support::{DEADLINE, caller, text};
 const MARKS: [&str; 2] = ["secret_of_acme", "secret-of-acme"];
 const EVENT_TYPE: &str = "order.secret_of_acme";
 const STREAM: &str = "secret-of-acme";
-/// What the owner reads of these changes with time, or shows numbers only.
+/// The responses of these routes to the owner change with time, or show numbers only.
 const WITHOUT_MARKS: [&str; 4] =
     ["/hub/v1/subscribers/{id}/health", "/hub/v1/messages/{id}/attempts", "/hub/v1/catalogue", "/hub/v1/caller"];
 const CHANGES_WITH_TIME: [&str; 2] = ["/hub/v1/subscribers/{id}/health", "/hub/v1/streams/{name}"];
@@ -26,7 +26,7 @@ pub(super) async fn portal(app: &TestApp, manager: &Client, access: &str) -> Cli
     app.anonymous().bearer(text(&made.json()["token"]))
 }
 
-/// What a tenant has in the hub: the ids for the paths of the routes.
+/// The resources of a tenant in the hub: the ids for the paths of the routes.
 pub(super) struct Resources {
     subscriber: String,
     message: String,
@@ -87,7 +87,7 @@ impl Resources {
         path.split('/').map(part).collect::<Vec<_>>().join("/")
     }
 
-    /// Texts of which a response to somebody else must not contain any.
+    /// Texts that a response to another caller must not contain.
     fn texts(&self) -> Vec<&str> {
         let Resources { subscriber, message, dead_letter, event, token, replay } = self;
         let ids = [subscriber, message, dead_letter, event, token, replay];
@@ -143,7 +143,7 @@ async fn view(manager: &Client, operations: &[Operation]) -> Vec<(String, String
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_sees_or_changes_anything_of_another_tenant_on_any_route() {
+async fn no_route_shows_or_changes_anything_of_another_tenant() {
     let Fixture { database: _database, app, manager } = Fixture::start().await;
     let (resources, receiver) = (Resources::create(&manager).await, Receiver::start().await);
     let operations = hub_operations(&app, &resources, &receiver.url()).await;
@@ -160,7 +160,7 @@ async fn nobody_sees_or_changes_anything_of_another_tenant_on_any_route() {
         ("an admin key", caller(&app, "admin", "rival").await),
         ("an operator without the header", app.admin()),
         ("a user", app.user(Uuid::now_v7(), None)),
-        ("nobody", app.anonymous()),
+        ("an anonymous caller", app.anonymous()),
     ];
     for (who, stranger) in &strangers {
         for Operation { method, route, path, body } in &operations {
@@ -171,7 +171,7 @@ async fn nobody_sees_or_changes_anything_of_another_tenant_on_any_route() {
                 assert!(!answer.text.contains(text), "{what} contains {text}");
             }
             assert!(!route.contains('{') || [401, 403, 404].contains(&answer.status), "{what}");
-            assert!(*who != "nobody" || answer.status == 401, "{what}");
+            assert!(*who != "an anonymous caller" || answer.status == 401, "{what}");
             assert!(*who != "a user" || answer.status == 403, "{what}");
         }
     }

@@ -69,7 +69,7 @@ async fn a_suspended_tenant_sends_and_receives_nothing_and_loses_nothing() {
     let sent_before = receiver.count();
     let notification = insert_due(db, user, "webhook", "order.paid", 0).await;
     wait_for_state(db, notification, "delivered").await;
-    // What the other tenant posts now is dispatched after the events above.
+    // An event that the other tenant posts now is dispatched after the events above.
     post(&other, "test.sentinel", json!({}), None).await;
     wait_for_webhooks(&sentinel, 1).await;
     let acting = admin.with_header("pillarbox-tenant", "acme");
@@ -90,9 +90,9 @@ async fn a_suspended_tenant_sends_and_receives_nothing_and_loses_nothing() {
     set(&admin, "resume").await;
     wait_for_webhooks(&receiver, 81).await;
     assert_eq!(numbers_received(&receiver, false), (1..=60).collect::<Vec<_>>(), "each once and in order");
-    assert_eq!(numbers_received(&receiver, true), (1..=20).collect::<Vec<_>>(), "the replay, too");
+    assert_eq!(numbers_received(&receiver, true), (1..=20).collect::<Vec<_>>(), "and the replay");
     let received = receiver.received();
-    assert!(received.iter().any(|one| one.json()["event_type"] == "order.paid"), "the notification arrives, too");
+    assert!(received.iter().any(|one| one.json()["event_type"] == "order.paid"), "the notification also arrives");
     let pulled = pull_count(&manager, "worker", 41).await;
     let pulled: Vec<u64> = items(&pulled).iter().filter_map(|item| item["payload"]["n"].as_u64()).collect();
     assert_eq!(pulled, (21..=60).collect::<Vec<_>>(), "the stream has everything in order");
@@ -171,7 +171,7 @@ async fn a_suspension_is_effective_in_every_process_when_it_is_answered() {
 
 /// Neither its own readers, nor an operator for it, nor a pull that waited when it was suspended.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_pulls_a_stream_of_a_suspended_tenant_and_nothing_is_lost() {
+async fn no_caller_pulls_a_stream_of_a_suspended_tenant_and_no_message_is_lost() {
     let Fixture { database, app, manager } = Fixture::start().await;
     let (db, admin) = (database.pool(), app.admin());
     create_stream(&manager, json!({})).await;
