@@ -24,10 +24,11 @@ const TOKEN_TIME: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn measure(pillarbox: &Path, pairs: usize, seconds: u64) -> Outcome<Report> {
     let key = MasterKey::generate();
-    // No limits: all clients have one address.
+    // No limits: all clients have one address, which may use an eighth of the queue.
     let settings = format!(
-        "secret_key = \"{}\"\n[identity]\nlogin_failures_max = 0\nlogin_failures_per_network_max = 0\n",
-        key.to_base64()
+        "secret_key = \"{}\"\n[identity]\nlogin_failures_max = 0\nlogin_failures_per_network_max = 0\nhash_queue_max = {}\n",
+        key.to_base64(),
+        8 * CLIENTS
     );
     let args = ["--services", "identity,events", "--roles", "api,consume,maintain"];
     let installation = Installation::start(pillarbox, &settings, &args).await?;

@@ -1,15 +1,21 @@
 //! The hashes of passwords: Argon2id on dedicated threads.
 //!
 //! A hash occupies a core and much memory for tens of milliseconds, so it must not run on a thread that serves requests. It runs
-//! on a [`WorkPool`], in which the networks of the clients take turns. The number of waiting hashes is bounded in total, for each network, and for
-//! each account, wherever the requests for it come from: above that, requests are refused at once.
+//! on a [`WorkPool`], in which the networks of the clients take turns. The number of waiting hashes is bounded in total, for each
+//! network, and for each account, wherever the requests for it come from: above that, requests are refused. A request that
+//! verifies a password enters before it reads from the database, so that a refused one costs nothing else.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use base64::prelude::{BASE64_STANDARD_NO_PAD, Engine};
+use http_kit::admission::caller_id::CallerId;
+use http_kit::admission::caller_share::{CallerLimit, LimitPermit};
+use http_kit::client_address::ClientAddress;
 use rand::RngCore;
 use runtime::secret::Secret;
 use runtime::work_pool::{WorkPool, WorkPoolOptions, WorkRefused};
@@ -17,6 +23,9 @@ use subtle::ConstantTimeEq;
 
 /// The part of the queue that the requests of one network may occupy, and those for one account.
 const CALLER_SHARE: usize = 8;
+/// How long a request waits until another one of its network has ended. A client that repeats a refused request at once sends
+/// four per second over a connection.
+const ENTER_TIME_MAX: Duration = Duration::from_millis(250);
 const SALT_BYTES: usize = 16;
 const HASH_BYTES: usize = 32;
 
@@ -38,6 +47,8 @@ pub(crate) struct HashCaller {
 pub(crate) struct HashPool {
     pool: WorkPool<[u8; 32]>,
     accounts: Accounts,
+    /// The requests that verify a password, by network.
+    requests: CallerLimit,
     params: Params,
 }
 
@@ -87,7 +98,16 @@ impl HashPool {
             on_idle: || MEMORY.with_borrow_mut(|memory| *memory = Vec::new()),
         })?;
         let accounts = Accounts { hashes: Arc::default(), max: of_caller_max + 1 };
-        Ok(HashPool { pool, accounts, params })
+        let requests = CallerLimit::new(of_caller_max, queue_max, ENTER_TIME_MAX);
+        Ok(HashPool { pool, accounts, requests, params })
+    }
+
+    /// Waits until few requests of the network verify passwords, and counts as one of them until the permit is dropped. Fails
+    /// if they are still too many after [`ENTER_TIME_MAX`].
+    pub(crate) async fn enter(&self, network: Option<IpAddr>) -> Result<LimitPermit, HashError> {
+        let caller = CallerId::of_network(network.map(ClientAddress));
+        let entered = self.requests.enter_for(Some(caller)).await.map_err(|_| HashError::CallerQueueFull);
+        entered.inspect_err(count_refused)
     }
 
     /// Returns the PHC string of a password, with the current parameters.
@@ -145,11 +165,13 @@ impl HashPool {
                 WorkRefused::QueueFull => Err(HashError::QueueFull),
                 WorkRefused::Failed => Err(HashError::Failed),
             })
-            .inspect_err(|error| {
-                if *error != HashError::Failed {
-                    metrics::counter!("pillarbox_identity_hash_refused_total").increment(1);
-                }
-            })
+            .inspect_err(count_refused)
+    }
+}
+
+fn count_refused(error: &HashError) {
+    if *error != HashError::Failed {
+        metrics::counter!("pillarbox_identity_hash_refused_total").increment(1);
     }
 }
 
@@ -298,6 +320,18 @@ mod tests {
         let computed: Vec<_> = done.iter().filter(|(_, result)| result.is_ok()).map(|(by, _)| by.network[0]).collect();
         let last = computed.iter().rposition(|network| *network > 1).unwrap();
         assert!(last <= 8, "the others wait for two of the network: {computed:?}");
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_for_those_of_its_network_but_not_for_long() {
+        let pool = HashPool::start(params(1), 1, 16).unwrap();
+        let network = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
+        let mut entered = vec![pool.enter(network(1)).await.unwrap(), pool.enter(network(1)).await.unwrap()];
+        assert_eq!(pool.enter(network(1)).await.map(drop), Err(HashError::CallerQueueFull), "an eighth of the queue");
+        assert!(pool.enter(network(2)).await.is_ok(), "another network does not wait");
+        let waiting = pool.enter(network(1));
+        let (waited, ()) = tokio::join!(waiting, async { drop(entered.pop()) });
+        assert!(waited.is_ok(), "it enters when another request of the network ends");
     }
 
     #[tokio::test]

@@ -11,9 +11,13 @@ mod users;
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
+use axum::middleware::map_response;
+use axum::response::Response;
+use http::StatusCode;
 use http::header::USER_AGENT;
 use http_kit::auth::{Caller, Operator};
 use http_kit::client_address::ClientAddress;
@@ -36,6 +40,9 @@ const IDEMPOTENCY_KEY_ONCE: &str = "A repeated request with the same key has no 
 /// The same for requests that end the session that they are made with.
 const IDEMPOTENCY_KEY_ENDS: &str = "A repeated request with the same key has no further effect; its response is 401, because the first one has ended the session";
 const USER_AGENT_CHARS_MAX: usize = 200;
+/// The delay of an answer that refuses an attempt above a limit. A client that repeats the request at once instead of waiting as
+/// long as the header `Retry-After` says sends four per second over a connection, and not thousands.
+const REFUSAL_DELAY: Duration = Duration::from_millis(250);
 
 const ONCE: &str = "the first request succeeded, and the secret in its response is shown only once: sign in again";
 const LATER: &str = "too many attempts: try again later";
@@ -111,7 +118,15 @@ pub(crate) fn router() -> OpenApiRouter<Arc<Identity>> {
         .merge(subscriptions::router())
         .merge(discovery::router());
     openapi::document(router.get_openapi_mut(), PROBLEMS);
-    router
+    router.layer(map_response(delay_refusal))
+}
+
+/// During the delay, a request occupies its connection and nothing else.
+async fn delay_refusal(response: Response) -> Response {
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        tokio::time::sleep(REFUSAL_DELAY).await;
+    }
+    response
 }
 
 /// A user with an account and a live session. As the first extractor of a handler it rejects other callers before anything

@@ -75,6 +75,28 @@ async fn others_can_sign_in_during_a_flood_of_sign_ins_of_one_account_from_one_n
 }
 
 #[tokio::test]
+async fn a_sign_in_that_is_refused_because_of_others_from_its_network_reads_nothing_from_the_database() {
+    let fixture = Fixture::start_with(|settings| settings.hash_queue_max = 1).await;
+    let login = || fixture.login("ada@example.org", "a wrong password");
+    let mut blocks = fixture.db().begin().await.unwrap();
+    sqlx::query("lock table pillarbox_identity.account in access exclusive mode").execute(&mut *blocks).await.unwrap();
+    let others = async {
+        let waiting =
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%known.network = $2%'
+                       and datname = current_database()";
+        eventually("the first one waits for the table", DEADLINE, async || fixture.count(waiting).await == 1).await;
+        for _ in 0..3 {
+            let refused = tokio::time::timeout(Duration::from_secs(3), login()).await.expect("without the table");
+            refused.assert_problem(503, "overloaded");
+        }
+        blocks.rollback().await.unwrap();
+    };
+    let (first, ()) = tokio::join!(login(), others);
+    assert_eq!(first.status, 401, "{first:?}");
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
 async fn a_password_is_hashed_again_when_its_user_signs_in_after_the_parameters_changed() {
     let fixture = Fixture::start().await;
     let person = fixture.person("ada").await;

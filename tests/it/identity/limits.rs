@@ -1,5 +1,7 @@
 //! Limits on sign-ins and e-mails, shared by all processes.
 
+use std::time::{Duration, Instant};
+
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use hyper::Method;
@@ -47,6 +49,17 @@ async fn guesses_for_an_address_are_limited_in_all_processes_whether_it_has_an_a
     fixture.execute("update pillarbox_identity.throttle set window_no = window_no - 2").await;
     assert_eq!(fixture.login(&person.email, PASSWORD).await.status, 200);
     replica.stop().await;
+    fixture.app.stop().await;
+}
+
+#[tokio::test]
+async fn an_attempt_above_a_limit_is_answered_late_so_that_repeating_it_at_once_is_slow() {
+    let fixture = Fixture::start_with(|settings| settings.login_failures_max = 1).await;
+    let login = || fixture.login("ada@example.org", "a wrong password");
+    assert_eq!(login().await.status, 401);
+    let sent_at = Instant::now();
+    assert_limited(&login().await);
+    assert!(sent_at.elapsed() >= Duration::from_millis(250), "{:?}", sent_at.elapsed());
     fixture.app.stop().await;
 }
 

@@ -146,7 +146,11 @@ impl CallerLimit {
 
     /// Waits for a place for the request that this task processes. All work without a request is one caller.
     pub async fn enter(&self) -> Result<LimitPermit, ShareExhausted> {
-        let caller = REQUEST.try_with(|request| request.caller).ok();
+        self.enter_for(REQUEST.try_with(|request| request.caller).ok()).await
+    }
+
+    /// Waits for a place for this caller, such as a network whose requests come from many users.
+    pub async fn enter_for(&self, caller: Option<CallerId>) -> Result<LimitPermit, ShareExhausted> {
         let permit = tokio::time::timeout(self.wait_max, self.permits.acquire(caller)).await;
         Ok(LimitPermit { _permit: permit.map_err(|_| ShareExhausted)? })
     }

@@ -44,6 +44,7 @@ pub(crate) async fn verify(
     client: ClientInfo,
 ) -> Result<VerifiedLogin, Error> {
     let Credentials { email, password } = credentials;
+    let _entered = identity.hashes.enter(client.network).await?;
     let network = identity.digests.of_network(client.network);
     let (found, stand_in, subjects) = {
         let mut db = identity.db.acquire().await?;
@@ -94,6 +95,7 @@ pub(crate) async fn confirm_password(
     password: Secret<String>,
     client: &ClientInfo,
 ) -> Result<HashCaller, Error> {
+    let _entered = identity.hashes.enter(client.network).await?;
     let subjects = confirmation_subject(identity, account.id);
     let caller = HashCaller {
         network: identity.digests.of_network(client.network),
