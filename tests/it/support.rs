@@ -52,7 +52,9 @@ pub(crate) async fn collect_pages_with(client: &Client, path: &str, mut between:
 
 /// The number of backends of this database that wait for a lock.
 pub(crate) async fn lock_waits(db: &PgPool) -> i64 {
-    let query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    // Not the short waits of inserts for more space in a table.
+    let query = "select count(*) from pg_stat_activity
+                 where datname = current_database() and wait_event_type = 'Lock' and wait_event <> 'extend'";
     sqlx::query_scalar(query).fetch_one(db).await.unwrap()
 }
 

@@ -203,7 +203,7 @@ pub enum Error {
     WouldSkip { consumer: String, unread: i64 },
     #[error(transparent)]
     CannotContinue(#[from] CannotContinue),
-    #[error("must not be combined with `like`")]
+    #[error("`from` and `like` must not be combined")]
     FromAndLike,
     #[error("nothing is parked under this place number (any more); `pillarbox parked list` shows the parked messages")]
     NotParked,
@@ -270,7 +270,9 @@ impl From<Error> for Problem {
             Error::NoConsumer | Error::NoSuchConsumer(_) => Problem::not_found("consumer-not-found", &error),
             Error::CannotContinue(_) => Problem::conflict("cannot-continue", &error),
             Error::WouldSkip { .. } => Problem::conflict("would-skip", &error),
-            Error::FromAndLike => field("/from"),
+            Error::FromAndLike => {
+                Problem::validation(["/from", "/like"].map(|pointer| FieldError::body(pointer, &error)).into())
+            }
             Error::ConsumerInUse(_) | Error::PositionInUse(_) => Problem::conflict("consumer-in-use", &error),
             Error::NotParked => Problem::not_found("parked-not-found", &error),
             Error::ParkedBehind(_) => Problem::conflict("parked-behind", &error),

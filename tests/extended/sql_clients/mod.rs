@@ -37,7 +37,7 @@ enum Cell {
 }
 
 #[tokio::test]
-async fn thirteen_clients_post_what_the_page_says_in_their_own_transactions() {
+async fn thirteen_clients_post_in_their_transactions_as_the_page_says() {
     let measured: Vec<Measured> = stream::iter(&CLIENTS).map(measure).buffered(PARALLEL_MAX).collect().await;
     let tables = [&["payload", "headers"][..], &["key", "aggregate_id", "message_id", "null"]]
         .map(|arguments| table(arguments, &measured));

@@ -175,7 +175,7 @@ async fn a_message_that_is_not_a_registration_is_a_dead_letter_without_its_conte
     })
     .await;
     let error: String = sqlx::query_scalar("select last_error from pillarbox.parked").fetch_one(db).await.unwrap();
-    assert!(error.contains("no contact of an account") && !error.contains("hunter2"), "{error}");
+    assert!(error.contains("not a contact of an account") && !error.contains("hunter2"), "{error}");
     app.stop().await;
 }
 

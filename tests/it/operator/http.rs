@@ -70,7 +70,7 @@ async fn every_route_is_restricted_to_operators() {
             routes += 1;
         }
     }
-    assert_eq!(routes, 18);
+    assert_eq!(routes, 20);
     app.stop().await;
 }
 

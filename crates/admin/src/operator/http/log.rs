@@ -82,6 +82,7 @@ async fn list(
 #[into_params(parameter_in = Query)]
 struct TailQuery {
     /// Only this topic and the topics below it, such as `order`.
+    #[param(pattern = r"^([A-Za-z0-9_]+|\*|#)(\.([A-Za-z0-9_]+|\*|#))*$")]
     topic: Option<String>,
     /// Start with the first message that was posted at this time or later. Absent: with the next one that is posted.
     #[serde(default, deserialize_with = "http_kit::instant::optional")]
