@@ -98,7 +98,7 @@ impl HashPool {
             on_idle: || MEMORY.with_borrow_mut(|memory| *memory = Vec::new()),
         })?;
         let accounts = Accounts { hashes: Arc::default(), max: of_caller_max + 1 };
-        let requests = CallerLimit::new(of_caller_max, queue_max, ENTER_TIME_MAX);
+        let requests = CallerLimit::new(of_caller_max + 1, queue_max + 1, ENTER_TIME_MAX);
         Ok(HashPool { pool, accounts, requests, params })
     }
 
@@ -326,8 +326,15 @@ mod tests {
     async fn a_request_waits_for_those_of_its_network_but_not_for_long() {
         let pool = HashPool::start(params(1), 1, 16).unwrap();
         let network = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
-        let mut entered = vec![pool.enter(network(1)).await.unwrap(), pool.enter(network(1)).await.unwrap()];
-        assert_eq!(pool.enter(network(1)).await.map(drop), Err(HashError::CallerQueueFull), "an eighth of the queue");
+        let mut entered = Vec::new();
+        for _ in 0..3 {
+            entered.push(pool.enter(network(1)).await.unwrap());
+        }
+        assert_eq!(
+            pool.enter(network(1)).await.map(drop),
+            Err(HashError::CallerQueueFull),
+            "one and an eighth of the queue"
+        );
         assert!(pool.enter(network(2)).await.is_ok(), "another network does not wait");
         let waiting = pool.enter(network(1));
         let (waited, ()) = tokio::join!(waiting, async { drop(entered.pop()) });
