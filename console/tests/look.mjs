@@ -128,6 +128,7 @@ export function lookTests(world) {
   test("the keyboard reaches pages, dialogs and actions", async () => {
     const { page, close } = await world.openSignedIn();
     await page.keyboard.press("/");
+    await page.locator(":focus[aria-label='A page or an id']").waitFor();
     await page.keyboard.type("subscr");
     await page.keyboard.press("Enter");
     await page.getByRole("heading", { name: "Subscribers", level: 1 }).waitFor();

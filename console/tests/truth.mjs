@@ -240,6 +240,7 @@ export function truthTests(world) {
       await waitFor("the address has the id of the API", () => page.url().endsWith(`#/events/${event}`));
     };
     await page.keyboard.press("/");
+    await page.locator(":focus[aria-label='A page or an id']").waitFor();
     await page.keyboard.type(uuid);
     await page.keyboard.press("Enter");
     await isOpen();
