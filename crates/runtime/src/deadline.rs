@@ -2,7 +2,7 @@
 //!
 //! A server or a network that stops responding without closing its connections leaves every caller waiting. So each such
 //! step has a time limit. A step that exceeds it is dropped, and its connections are dropped in the middle of an
-//! exchange: whether they are slow or dead cannot be told. [`expired_recently`] tells a connection pool that it must not
+//! exchange, so that it is unknown whether they are slow or dead. [`expired_recently`] says that a connection pool must not
 //! wait for connections that it gets back now.
 
 use std::future::Future;

@@ -1,7 +1,7 @@
 //! Work that occupies a core, on separate threads: password hashes, schemas of event types.
 //!
 //! Such work must not run on a thread that serves requests, nor on the blocking threads that all code of the process shares.
-//! A pool has few threads of the lowest priority. Its callers are told apart by a key, such as a tenant: keys take turns, a
+//! A pool has few threads of the lowest priority. A key, such as a tenant, identifies its callers: keys take turns, a
 //! key runs at most a part of the threads at the same time, and the queues of a key and of the pool are bounded. A pool whose
 //! queue is full refuses the newest job of the key with the most, so that many callers of one kind leave room for another. A
 //! caller that stops waiting takes its job out of the queue.

@@ -71,8 +71,8 @@ impl StreamControl {
     ///
     /// On a connection that is reused, the request is not sent if anything has arrived since the last response: a `408` for the
     /// idle time, the end of the connection, TLS's close notification, or a second response to the last request, which would
-    /// be taken for the response to this one. What arrives after the first bytes of the request were written cannot be told
-    /// from its response, although the receiver may not have read the request yet.
+    /// be taken for the response to this one. Bytes that arrive after the first bytes of the request were written count as its
+    /// response, although the receiver may not have read the request yet.
     pub(crate) fn prepare_request(&self, permit: Option<Arc<dyn Permit>>, is_reused: bool, head_bytes_max: usize) {
         let mut state = self.state();
         state.not_begun = Some(NotBegun { permit, has_permit_ended: false, is_reused });

@@ -95,7 +95,7 @@ pub(super) async fn catalogue_exports(setting: Setting<'_>) -> Outcome<Finding> 
     slow_catalogue(setting, "catalogue-exports", "/hub/v1/catalogue/file").await
 }
 
-/// 15 connections request the page of this catalogue for people, and barely read it.
+/// 15 connections request the HTML page of this catalogue, and barely read it.
 pub(super) async fn catalogue_pages(setting: Setting<'_>) -> Outcome<Finding> {
     slow_catalogue(setting, "catalogue-pages", "/hub/v1/catalogue/page").await
 }

@@ -17,7 +17,7 @@ use crate::store::{event as store, handover};
 const STEP: i64 = 50;
 /// An access token is valid for some minutes after the account is deleted: then the events are looked at again.
 const TOKEN_TIME: TimeDelta = TimeDelta::minutes(10);
-/// The reason of these cancellations, which participants are told.
+/// The reason of these cancellations, which the notification of the participants contains.
 const ACCOUNT_DELETED: &str = "The account of the organizer was deleted.";
 
 /// Offers an event to a user, who becomes the owner when they accept. It replaces an earlier offer; an offer to the owner only
@@ -65,8 +65,8 @@ pub(crate) async fn record_deleted(tx: &mut Tx<'_>, user: Uuid) -> Result<(), sq
     handover::insert_deleted_owners(tx, &[user]).await
 }
 
-/// Cancels the next events of a deleted account that have not ended, so that participants are told, and deletes those that were
-/// never published. Others stay. Fails if the database fails.
+/// Cancels the next events of a deleted account that have not ended, which notifies their participants, and deletes those that
+/// were never published. Others stay. Fails if the database fails.
 pub(crate) async fn close_next(db: &Database, delivery: LocalDelivery) -> Result<Round, Error> {
     let mut tx = db.begin().await?;
     let Some((user, deleted_at)) = handover::lock_deleted_owner(&mut tx).await? else { return Ok(Round::Idle) };
